@@ -48,7 +48,7 @@ class ComponentCheckTest(CheckCase):
 
     def test_missing_dep(self):
         self.refuses({"text/chat/chat.h": PRAGMA + '#include "engine/engine.h"\n'},
-                     "text_chat reaches a header of engine but does not list it")
+                     "text_chat includes a header of engine, directly or through other headers, but does not list it in DEPS")
 
     def test_cycle(self):
         self.refuses({"base/CMakeLists.txt": BASE.replace(")", "\n  DEPS engine)"),

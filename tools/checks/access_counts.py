@@ -7,7 +7,6 @@ Runs each benchmark of bench_kernels_cuda once with its smallest shape, in the e
 kernel: the fraction of shared memory passes that are due to bank conflicts, and the device memory bytes transferred in
 whole sectors, divided by the bytes that the lanes request. Fails if a kernel differs by more than 0.05.
 --write replaces the table.
-Without CUDA in the build there is nothing to compare.
 """
 
 import argparse
@@ -46,14 +45,14 @@ def shares(sums):
     } for kernel, of in sorted(sums.items())}
 
 
-def differences(found, held):
-    for kernel in sorted(found.keys() | held.keys()):
-        if kernel not in held:
+def differences(found, table):
+    for kernel in sorted(found.keys() | table.keys()):
+        if kernel not in table:
             yield f"{kernel}: not in the table, measured {found[kernel]}"
         elif kernel not in found:
             yield f"{kernel}: in the table, but no benchmark runs it"
-        elif any(abs(found[kernel][name] - held[kernel][name]) > TOLERANCE for name in held[kernel]):
-            yield f"{kernel}: measured {found[kernel]}, the table has {held[kernel]}"
+        elif any(abs(found[kernel][name] - table[kernel][name]) > TOLERANCE for name in table[kernel]):
+            yield f"{kernel}: measured {found[kernel]}, the table has {table[kernel]}"
 
 
 def main():

@@ -157,11 +157,11 @@ def check(root):
         met = reached(component.files, includes, owner)
         for dep in component.deps:
             if dep not in met:
-                errors.append(f"{component.where}: {component.name} lists {dep} but reaches no "
-                              "header of it")
+                errors.append(f"{component.where}: {component.name} lists {dep} in DEPS, but includes no "
+                              "header of it, directly or through other headers")
         for name in sorted((met & names) - {component.name, *component.deps}):
-            errors.append(f"{component.where}: {component.name} reaches a header of {name} "
-                          "but does not list it")
+            errors.append(f"{component.where}: {component.name} includes a header of {name}, directly or "
+                          "through other headers, but does not list it in DEPS")
     cycle = find_cycle({component.name: component.deps for component in components})
     if cycle:
         errors.append("components form a cycle: " + " -> ".join(cycle))

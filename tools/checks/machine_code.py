@@ -208,7 +208,8 @@ class Graph:
         inner = [other for other in self.loops if other.head != loop.head and other.body < loop.body]
         return [a for a in inner if not any(a is not b and a.body < b.body for b in inner)]
 
-    def holds(self, loop, opcodes):
+    def count(self, loop, opcodes):
+        """Returns the number of instructions in the loop that have one of these opcodes."""
         return sum(i.opcode in opcodes for block in loop.body for i in self.blocks[block])
 
     def iteration(self, loop, work, trips=1, loads=None):
@@ -289,18 +290,18 @@ def work_loop(graph):
     for products in (set(CLASSES["tensor"].split()), {"FFMA"}):
         # MUFU computes reciprocals. A loop with FFMA and MUFU divides, so it is no loop of products.
         other = {"MUFU"} if "FFMA" in products else set()
-        found = [loop for loop in graph.loops if graph.holds(loop, products) and not graph.holds(loop, other)]
+        found = [loop for loop in graph.loops if graph.count(loop, products) and not graph.count(loop, other)]
         innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
         if not innermost:
             continue
-        loop = min(innermost, key=lambda a: (-graph.holds(a, products), sum(len(graph.blocks[b]) for b in a.body)))
+        loop = min(innermost, key=lambda a: (-graph.count(a, products), sum(len(graph.blocks[b]) for b in a.body)))
         # If a part of the tile's products has its own loop, the outer loop loads the tile.
         around = [a for a in found if a is not loop and loop.body < a.body]
         copies = {"LDGSTS", "UTMALDG", "UBLKCP"}
         tile = min(around, key=lambda a: len(a.body), default=None)
-        if tile is not None and graph.holds(tile, copies) and not graph.holds(loop, copies | {"LDG", "SYNCS"}):
+        if tile is not None and graph.count(tile, copies) and not graph.count(loop, copies | {"LDG", "SYNCS"}):
             loop = tile
-        return loop, Work(products, copies if graph.holds(loop, copies) else {"LDG"})
+        return loop, Work(products, copies if graph.count(loop, copies) else {"LDG"})
     return None
 
 
@@ -308,11 +309,11 @@ def beside_loop(graph, opcode):
     """Returns the loop of a tile and its Work for warps without products. It is the loop around the innermost loop with the
     most `opcode`, or that innermost loop if no loop is around it. Returns None without `opcode` in a loop."""
     found = [loop for loop in graph.loops
-             if graph.holds(loop, {opcode}) and not graph.holds(loop, set(CLASSES["tensor"].split()))]
+             if graph.count(loop, {opcode}) and not graph.count(loop, set(CLASSES["tensor"].split()))]
     innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
     if not innermost:
         return None
-    part = max(innermost, key=lambda a: graph.holds(a, {opcode}))
+    part = max(innermost, key=lambda a: graph.count(a, {opcode}))
     around = [a for a in found if part.body < a.body]
     return min(around, key=lambda a: len(a.body), default=part), Work({opcode}, {"LDG", "UTMALDG"})
 

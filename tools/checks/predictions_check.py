@@ -4,8 +4,9 @@
 Every row of a table with a column "measured by" names a measurement in backticks: the beginning of the name of a
 benchmark of bench_kernels_cuda, a filter for GPU tests, a stage of the runner as `run STAGE`, or a figure of the
 runner's daemons. The measurement must exist. The row must have an expectation and, if the table has that column, a
-formula. The runner must be able to parse the expectation if it compares the figure. A count of instructions in a formula ("n = 455", "beside 421") must be
-in kernels/cuda/resources.json. The existing names come from tools/gpu_run and from the programs:
+formula. The runner must be able to parse the expectation if it compares the figure. A count of instructions in a
+formula ("n = 455", "beside 421") must be in kernels/cuda/resources.json. The existing names come from tools/gpu_run and
+from the programs:
 
     tools/checks/predictions_check.py --bench bench_kernels_cuda_emulated --tests X_gpu Y_gpu ...
 
@@ -54,7 +55,7 @@ class Programs:
         self.benchmarks, self.tests = benchmarks, tests
 
     def fault(self, name):
-        """Returns the error of a name without a measurement, "" if one exists, or None if `name` is no measurement's name."""
+        """Returns "" if the measurement `name` exists, and an error if not. Returns None for text of another form."""
         if name.startswith("BM_"):
             return "" if any(known.startswith(name) for known in self.benchmarks) else "no such benchmark"
         if name.startswith("run "):

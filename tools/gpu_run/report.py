@@ -35,7 +35,9 @@ def rows_of(page):
 
 
 def prediction(row):
-    """Returns the prediction of a row that names a benchmark or a figure of a daemon, else None. Raises ValueError."""
+    """Returns the prediction of a row that names a benchmark or a figure of a daemon, else None.
+
+    Raises ValueError if the expectation is not a number or a range in one of the units."""
     name = FIGURE.search(row["measured by"])
     if not name or "expected on an H100" not in row:
         return None

@@ -18,7 +18,7 @@ class QuireError(Exception):
     """A call failed.
 
     code: the gRPC status code.
-message: human-readable text.
+    message: human-readable text.
     reason: a reason of docs/api.md; empty if gRPC itself created the status, for example without a connection.
     metadata: facts that belong to the reason, such as `field` or `max_context_tokens`; numbers are text.
     retry_delay: seconds after which the server suggests another attempt.
