@@ -66,8 +66,8 @@ absl::StatusOr<ChatMarks> ChatMarks::Create(const ChatInput& chat, const StringT
   }
   if (marks.end_.empty()) {
     return absl::InvalidArgumentError(
-        "the conversation contains all noncharacters U+FDD0 to U+FDEF; remove at least two of "
-        "them");
+        "the conversation contains at least 31 of the 32 noncharacters U+FDD0 to U+FDEF; remove "
+        "at least two of them");
   }
   return marks;
 }

@@ -31,7 +31,7 @@ constexpr absl::string_view kToolUseName = "tool_use";
 // lower for templates in requests, because clients choose them and every request probes its own.
 constexpr std::int64_t kMaxProbeSteps = 100000;
 constexpr std::int64_t kMaxRequestProbeSteps = 10000;
-// Name of the template of a request in messages.
+// Name, in error messages, for a template that the request contains.
 constexpr absl::string_view kRequestName = "request";
 
 absl::Status BadInputError(absl::string_view name, int line, absl::string_view message) {
@@ -71,7 +71,7 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
   return absl::OkStatus();
 }
 
-// Parameters of the conversion of a conversation to template values.
+// Inputs of the functions that convert a conversation to template values.
 struct ConversionContext {
   const jinja::TextHook& literal;
   const TemplateTraits& traits;

@@ -5,8 +5,9 @@
 //
 // Place:      part of chat_template.h. docs/structured_output.md describes it. The format `generic`
 //             of text/tools/tool_format.h parses the calls in the output.
-// Invariants: returned messages have no role `tool` and no tool_calls. Successive `tool` messages
-//             become one user message, so that user and assistant still alternate.
+// Invariants: returned messages have no role `tool` and no tool_calls. Successive `tool` messages,
+//             and a `user` message without a name that follows them, become one user message, so
+//             that user and assistant still alternate.
 // Threads:    pure functions.
 
 #include <string>

@@ -165,7 +165,8 @@ absl::Status Encoder::EncodeText(absl::string_view text, Call& call) const {
   return absl::OkStatus();
 }
 
-// Encodes the text between two raw added tokens, which is normalized separately.
+// Encodes a text between two added tokens that CutRaw found. Each such text is normalized on its
+// own.
 absl::Status Encoder::EncodeSegment(absl::string_view raw, std::int32_t offset, Call& call) const {
   AlignedText text(raw, offset, call.tracked);
   text.set_limit_bytes(RewriteLimit(raw.size()));

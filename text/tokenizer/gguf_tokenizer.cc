@@ -254,7 +254,8 @@ absl::Status PipelineBuilder::ReadUnknownAndBytes() {
   return ReadByteTokens();
 }
 
-// Writes spaces as their sign, and one before the text if `adds_space`.
+// Adds a normalizer that replaces spaces by kSign, and a decoder that reverses this. If
+// `adds_space`, the normalizer also puts a sign in front of the text.
 void PipelineBuilder::AddSpaceSigns(bool adds_space) {
   json normalizers = json::array();
   json decoders =

@@ -43,7 +43,7 @@ AddedToken SpecialToken(std::int32_t id, std::string content) {
   return token;
 }
 
-// Maps the bytes of tokens, which are views of the vocabulary, to ids.
+// Maps the bytes of each token to its id. The keys are views of the vocabulary.
 using IdsOfBytes = absl::flat_hash_map<absl::string_view, std::int32_t>;
 
 // `name_of(i)` returns the name of the i-th token for messages.

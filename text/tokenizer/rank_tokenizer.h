@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view te
                                                             std::int64_t cache_entries);
 
 // `config` has "pattern" and "special_tokens" (text -> id); add_bos_token and add_eos_token default
-// to false. Errors name the line.
+// to false. Errors start with the name of the faulty file and name the line, the token or the
+// field.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view ranks,
                                                               const formats::JsonValue& config,
                                                               std::int64_t cache_entries);

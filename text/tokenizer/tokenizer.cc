@@ -78,7 +78,7 @@ std::string Sha256(std::initializer_list<absl::string_view> contents) {
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 
-// Returns the table of all tokens that decoder and post-processor use.
+// Returns the texts of all tokens, indexed by id, for the decoder and the post-processor.
 std::vector<TokenText> TableOfTokens(const TokenModel& model, const AddedTokens& added) {
   std::int32_t max_id = -1;
   const auto texts = model.Tokens();

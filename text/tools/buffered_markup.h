@@ -23,7 +23,7 @@ class BufferedMarkup {
   void Open(absl::string_view marker);
   // Buffers white space or a separator next to calls or markers.
   void Hold(absl::string_view text) { buffered_.append(text.data(), text.size()); }
-  // Ends the group with a marker, which becomes markup if the group had a call.
+  // Ends the group with a marker, which becomes markup if the group had a call, else content.
   void Close(absl::string_view marker, PartSink& sink);
   // Emits a call. Buffered text becomes markup before a valid call, and part of the source of a
   // failed call.

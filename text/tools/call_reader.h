@@ -21,7 +21,8 @@ inline constexpr absl::string_view kEndFunction = "</function>";
 struct ToolCall {
   std::string name;
   std::string arguments_json;
-  // Empty for a valid call; otherwise undeclared_tool, bad_call or bad_arguments.
+  // Empty for a valid call; otherwise undeclared_tool, bad_call or bad_arguments. The output
+  // parsers also set `unfinished`.
   std::string error;
 
   friend bool operator==(const ToolCall&, const ToolCall&) = default;

@@ -176,7 +176,7 @@ constexpr ToolFormat kFormats[] = {
 // others whose marks are a subset of its marks, which IsMostSpecificFirst checks: hermes follows
 // the other formats with <tool_call>, mistral-list follows mistral-name-args, and granite-list
 // follows phi4-mini. Two more positions matter. deepseek-v3 precedes deepseek-v31, because its
-// templates also contain the marks of deepseek-v31. `think` is last, because the templates of all
+// templates also contain the marks of deepseek-v31. `think` is last, because the templates of most
 // models that reason contain its marks.
 constexpr Detection kDetections[] = {
     {"harmony", {"<|channel|>", "<|message|>"}},

@@ -27,7 +27,10 @@ inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{P
 
 // Return INVALID_ARGUMENT with the construct and its byte offset. PCRE2 reports syntax errors that
 // both engines share.
-absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);  // UTF, UCP, MULTILINE
-absl::StatusOr<std::string> RustToPcre(absl::string_view pattern);       // UTF, UCP, DOLLAR_ENDONLY
+//
+// The returned pattern is for the PCRE2 options UTF, UCP and MULTILINE.
+absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);
+// The returned pattern is for the PCRE2 options UTF, UCP and DOLLAR_ENDONLY.
+absl::StatusOr<std::string> RustToPcre(absl::string_view pattern);
 
 }  // namespace quire::text

@@ -2,7 +2,8 @@
 
 // Character classes with the same sets as in Hugging Face tokenizers.
 //
-// Place:      bottom of text/; only this file and the normalizer use utf8proc directly.
+// Place:      bottom of text/. Other users of utf8proc are normal_form.cc,
+//             sentencepiece/precompiled_map.cc and chat/jinja/characters.cc.
 // Invariants: Unicode 15 (utf8proc 2.8). docs/tokenizers.md lists the differences to the versions
 //             that the original packages use.
 // Threads:    pure functions.

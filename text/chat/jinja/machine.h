@@ -55,7 +55,8 @@ class Machine {
   // Evaluates the arguments, which follow children[0].
   absl::StatusOr<Arguments> EvalArguments(const Expr& call);
   Result CallWith(const Expr& call, const Arguments& arguments);
-  // Evaluates the operand before a dot. Unlike Eval it does not mark a loop as escaped.
+  // Evaluates the operand before a dot or a bracket. Unlike Eval, it does not mark a loop as
+  // escaped.
   Result EvalOwner(const Expr& expr);
   Result AttributeOf(const Value& owner, const std::string& name);
   Result LoopAttribute(const Value& owner, Loop& loop, const std::string& name);

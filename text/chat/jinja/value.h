@@ -130,10 +130,10 @@ enum class SequenceKind : std::uint8_t {
 struct Sequence {
   SequenceKind kind = SequenceKind::kList;
   std::vector<Value> items;
-  std::size_t taken = 0;  // elements that an iterator has already returned
-  int depth = 1;
-  std::int64_t weight = 1;
-  std::string range_text;  // only for a range: its printed form
+  std::size_t taken = 0;    // elements that an iterator has already returned
+  int depth = 1;            // nesting depth, at most kMaxValueDepth
+  std::int64_t weight = 1;  // the result of WeightOf
+  std::string range_text;   // only for a range: its printed form
 };
 
 // A map in insertion order. Keys are strings, numbers, none and tuples of them. As in Python, 1,
@@ -141,8 +141,8 @@ struct Sequence {
 struct Map {
   std::vector<std::pair<Value, Value>> entries;
   absl::flat_hash_map<std::string, std::size_t> index;  // position of each key, by its HashKey
-  int depth = 1;
-  std::int64_t weight = 1;
+  int depth = 1;                                        // nesting depth, at most kMaxValueDepth
+  std::int64_t weight = 1;                              // the result of WeightOf
 };
 
 // Returns the same string for equal keys and different strings for different keys. Returns
