@@ -33,7 +33,7 @@ esac; done"""
 def copy_runner(folder):
     shutil.copy(RUNNER / "run.py", folder / "run")
     (folder / "run").chmod(0o755)
-    for name in ("report.py", "bench_model.py"):
+    for name in ("report.py", "code_hashes.py", "bench_model.py"):
         shutil.copy(RUNNER / name, folder)
 
 

@@ -16,7 +16,8 @@ RESULTS = {
     "quire": "0.1.0 abc", "archs": "80,90a", "date": "2026-11-26 00:03 UTC", "seconds": 600.0,
     "dry_run": False, "lost": "", "exit_status": 1,
     "device": {"name": "NVIDIA H100", "num_sms": 132, "memory_bytes": 8e10,
-               "driver_version": 13000},
+               "driver_version": 13000, "compute_capability": 90},
+    "code": {"KernelB": "00000000000000bb", "KernelA": "00000000000000aa"},
     "stages": [{"name": "tests", "verdict": "FAILED", "skipped": "", "seconds": 2.04, "items": [
         {"name": "ATest", "verdict": "passed", "why": "", "seconds": 1, "optional": False},
         {"name": "BTest", "verdict": "FAILED", "why": "ended by signal 11: ", "seconds": 1, "optional": False}]},
@@ -79,6 +80,8 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("is 3.000 TB/s; G, the rate of a bf16 product, 800.0 TFLOP/s (cuBLASLt).", method)
         self.assertEqual(rows["stages"][0],
                          ["tests", "FAILED", 1, 2, 2.0, "BTest: ended by signal 11: "])
+        self.assertEqual(rows["code"], [["KernelA", 90, "00000000000000aa", "FAILED"],
+                                        ["KernelB", 90, "00000000000000bb", "FAILED"]])
         self.assertEqual(rows["daemon"], [["bf16-32", 4000.0, 12, 13, 8, 9, 0]])
         self.assertEqual(rows["predictions"], [
             ["a product", "BM_Linear/n:1/", "10 to 16 us", "20 us", 1.25, "10 us"],
@@ -90,6 +93,15 @@ class GpuReportTest(unittest.TestCase):
             kernel = {"seconds": time * 1e-6, "torch_seconds": None}
             row, = report.comparison(PREDICTIONS[:1], {**RESULTS, "kernels": {"BM_Linear/n:1": kernel}})
             self.assertEqual(row[4], ratio)
+
+    def test_code_has_passed_if_tests_and_runner_have(self):
+        def verdicts(**stages):
+            listed = [{"name": name, "verdict": verdict} for name, verdict in stages.items()]
+            return {row[3] for row in report.code_rows({**RESULTS, "stages": listed})}
+        self.assertEqual(verdicts(tests="passed", runner="passed"), {"passed"})
+        self.assertEqual(verdicts(tests="passed", runner="incomplete"), {"incomplete"})
+        self.assertEqual(verdicts(tests="FAILED", runner="passed"), {"FAILED"})
+        self.assertEqual(verdicts(tests="passed"), {"not run"})
 
     def test_probe_without_output_leaves_c_and_g_unknown(self):
         self.assertEqual(report.kernel_rows({"kernels": {}}), (0, 0, "unknown", []))

@@ -12,6 +12,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import fat_binary  # noqa: E402
 from fake_bundle import DEVICE, MEASURE, RUNNER, Bundle  # noqa: E402
 
 sys.path.insert(0, str(RUNNER))
@@ -109,6 +110,23 @@ class RunnerTest(unittest.TestCase):
                            f"--self-check) echo error: kernel; exit {code};; esac")
             _, output, results = bundle.run("facts")
             self.assertEqual(self.items(results, "facts")["self-check"]["verdict"], verdict, output)
+
+    def test_hashes_of_passed_machine_code_are_recorded(self):
+        kernels = {"_Z1Av": b"a", "_Z1Bv": b"b"}
+        old = fat_binary.of_kernels({"_Z1Av": b"a for 8.0"}, 80)
+        for daemon_code, ends, verdicts, item in (
+                ({"_Z1Av": b"a"}, 0, {"passed"}, "passed"), ({"_Z1Av": b"a"}, 1, {"FAILED"}, "passed"),
+                ({"_Z1Av": b"A"}, 0, {"passed"}, "FAILED"), (None, 0, set(), "skipped")):
+            bundle = self.bundle()
+            bundle.tests({"ATest": f"exit {ends}"})
+            for name, code in (("quire_gpu_tests", kernels), ("quired", daemon_code)):
+                with open(self.folder / name, "ab") as program:
+                    program.write(b"exit 0\n" + old + (fat_binary.of_kernels(code, 90) if daemon_code else b""))
+            _, output, results = bundle.run("tests")
+            self.assertEqual(self.items(results, "facts")["machine code"]["verdict"], item, output)
+            self.assertEqual(set(results["code"]), set(kernels if daemon_code else ()))
+            results["stages"].append({"name": "runner", "verdict": "passed"})
+            self.assertEqual({row[3] for row in run.report.code_rows(results)}, verdicts)
 
     def test_missing_or_old_driver_stops_the_run(self):
         for message in ("no CUDA driver is installed; this build needs a driver for CUDA 13.0",

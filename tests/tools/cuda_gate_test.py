@@ -12,8 +12,9 @@ import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "checks"))
+sys.path[:0] = [str(ROOT / "tools" / "checks"), str(ROOT / "tests" / "gpu")]
 import cuda_gate  # noqa: E402
+import fat_binary  # noqa: E402
 import machine_code  # noqa: E402
 
 # _Z1Kv is K().
@@ -49,6 +50,8 @@ int Launch(const cudaLaunchConfig_st& config) {
 """
 # Output of cuobjdump -elf for K().
 ELF = "Fatbin elf code:\narch = sm_90\n.nv.info\n.nv.info._Z1Kv\n\tAttribute:\tEIATTR_PARAM_CBANK\n"
+# The machine code of K().
+CODE = fat_binary.of_kernels({"_Z1Kv": b"code"}, 90)
 
 
 class GateCase(unittest.TestCase):
@@ -68,9 +71,9 @@ class GateCase(unittest.TestCase):
         self.objects.mkdir(parents=True)
         self.table = self.build / "resources.json"
 
-    def write_object(self, listing, elf=ELF):
-        """Writes an object, and a cuobjdump that prints `listing` and `elf` for it. Returns the tool's path."""
-        (self.objects / "x_cuda.cu.o").write_bytes(self.object)
+    def write_object(self, listing, elf=ELF, code=CODE):
+        """Writes an object with the fat binary `code`, and a cuobjdump that prints `listing` and `elf` for it. Returns the tool's path."""
+        (self.objects / "x_cuda.cu.o").write_bytes(self.object + code)
         tool = self.build / "cuobjdump"
         tool.write_text(f"#!/bin/sh\ncat <<'END'\n{elf}{listing}\nEND\n")
         tool.chmod(0o755)
@@ -81,10 +84,48 @@ class GateCase(unittest.TestCase):
         self.table.write_text(json.dumps(TABLE if table is None else table))
         output = io.StringIO()
         with mock.patch.object(cuda_gate, "TABLE", self.table), \
+                mock.patch.object(cuda_gate, "RUNS", self.build), \
                 mock.patch.object(sys, "argv", ["gate", str(self.build), *arguments]), \
                 contextlib.redirect_stdout(output):
             status = cuda_gate.main()
         return status, output.getvalue()
+
+
+class KernelHashesTest(GateCase):
+    def hashes(self, code):
+        """Returns status and output of the gate over an object, and the hashes that it records."""
+        self.write_object("", code=code)
+        status, output = self.gate(REPORT.format(**CLEAN))
+        recorded = self.build / "kernel_hashes.json"
+        return status, output, json.loads(recorded.read_text()) if recorded.exists() else None
+
+    def test_hash_is_that_of_the_code(self):
+        status, output, first = self.hashes(CODE)
+        self.assertEqual((status, output), (0, "machine code: 1 hashes, 0 of them passed on a GPU\n"
+                                               "1 checks, 0 failed; kernels: 1 for sm_90\n"))
+        self.assertRegex(first["x_cuda.cu"]["K"]["sm_90"], "^[0-9a-f]{16}$")
+        # Other kernels, capabilities and PTX do not matter.
+        others = fat_binary.fat_binary(
+            fat_binary.entry(1, 80, b"PTX"), fat_binary.entry(2, 80, fat_binary.cubin({"_Z1Kv": b"other"})),
+            fat_binary.entry(2, 90, fat_binary.cubin({"_Z1Lv": b"L", "_Z1Kv": b"code"})))
+        self.assertEqual(self.hashes(others)[2], first)
+        self.assertNotEqual(self.hashes(fat_binary.of_kernels({"_Z1Kv": b"Code"}, 90))[2], first)
+
+    def test_passed_hashes_are_counted(self):
+        value = self.hashes(CODE)[2]["x_cuda.cu"]["K"]["sm_90"]
+        for verdict, count in (("passed", 1), ("FAILED", 0)):
+            (self.build / "2026-gpu.json").write_text(json.dumps({"measurements": [
+                {"id": "stages", "machine": "GPU", "rows": []},
+                {"id": "code", "machine": "GPU", "rows": [["_Z1Kv", 90, value, verdict]]}]}))
+            self.assertIn(f"1 hashes, {count} of them passed on a GPU", self.hashes(CODE)[1])
+
+    def test_missing_or_compressed_code_is_an_error(self):
+        for code, message in ((b"", "x_cuda.cu: K for sm_90: no machine code in the object"),
+                              (fat_binary.of_kernels({"_Z1Kv": b"code"}, 80), "K for sm_90: no machine code"),
+                              (fat_binary.fat_binary(fat_binary.entry(2, 90, b"packed")), "a cubin is compressed")):
+            status, output, _ = self.hashes(code)
+            self.assertEqual(status, 1)
+            self.assertIn(message, output)
 
 
 class CudaGateTest(GateCase):
@@ -145,7 +186,7 @@ class ArgumentsTest(GateCase):
         elf = ELF.replace("_Z1Kv", name) + "".join(
             f"\tValue:\tIndex : 0x0\tOrdinal : {ordinal:#x}\tOffset  : 0x0\tSize    : {size:#x}\n"
             for ordinal, size in reversed(list(enumerate(sizes))))
-        tool = self.write_object("Function : K\n HMMA.1 R1\n" + PTX, elf)
+        tool = self.write_object("Function : K\n HMMA.1 R1\n" + PTX, elf, fat_binary.of_kernels({self.NAME: b"code"}, 90))
         table = {"x_cuda.cu": {"instructions": [], "kernels": {"L<BF16>": {"sm_90": [32, 16]}}}}
         return self.gate(REPORT.format(**CLEAN).replace("_Z1Kv", self.NAME), table, "--cuobjdump", tool)
 

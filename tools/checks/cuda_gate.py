@@ -5,6 +5,9 @@ The ptxas reports, which cmake/nvcc_report.sh stores next to the objects, must s
   - no spills and no stack
   - registers and static shared memory within kernels/cuda/resources.json, and exactly the kernels of that table
   - at most 120 kernels per architecture
+  - machine code in each object
+The hashes of the machine code (code_hashes.py) go to kernel_hashes.json in the build folder. The gate prints how many
+have passed on a GPU.
 With --cuobjdump, the machine code and PTX must show:
   - the required instructions of each unit, and PTX for later GPUs in portable units
   - no local memory
@@ -26,12 +29,15 @@ import re
 import subprocess
 import sys
 
-import kernel_arguments
-import machine_code
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "gpu_run"))
+import code_hashes  # noqa: E402
+import kernel_arguments  # noqa: E402
+import machine_code  # noqa: E402
 
 MAX_KERNELS = 120  # per architecture (kernels/cuda/README.md)
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "cuda" / "resources.json"
+RUNS = ROOT / "docs" / "benchmarks"
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -265,6 +271,47 @@ def check_code(build, table, cuobjdump):
     return errors, checks
 
 
+def hash_code(build, units):
+    """Returns {unit: {kernel: {architecture: hash}}} of the units whose object exists, and errors for kernels without code."""
+    result, errors = {}, []
+    for unit, kernels in units.items():
+        found = next(build.glob(f"kernels/*/CMakeFiles/quire_kernels_*_gpu.dir/{unit}.o"), None)
+        if found is None:
+            continue
+        try:
+            hashes = code_hashes.hashes(found.read_bytes())
+        except code_hashes.CodeError as error:
+            errors.append(f"{unit}: {error}")
+            continue
+        plain = demangle(sorted({name for name, _ in hashes}))
+        named = {(plain[name], f"sm_{capability}"): value for (name, capability), value in hashes.items()}
+        for name, arch in kernels:
+            value = named.get((name, arch.removesuffix("a")))
+            if value:
+                result.setdefault(unit, {}).setdefault(name, {})[arch] = value
+            else:
+                errors.append(f"{unit}: {name} for {arch}: no machine code in the object")
+    return result, errors
+
+
+def passed_hashes(folder):
+    """Returns {hash: machine} of the kernels that passed in the GPU runs of docs/benchmarks (gpu_report.py)."""
+    passed = {}
+    for path in sorted(folder.glob("*.json")):
+        for part in json.loads(path.read_text(encoding="utf-8")).get("measurements", []):
+            if part["id"] == "code":
+                passed.update({row[2]: part["machine"] for row in part["rows"] if row[3] == "passed"})
+    return passed
+
+
+def show_hashes(build, hashes):
+    """Records the hashes in the build folder and returns one line about those that passed on a GPU."""
+    (build / "kernel_hashes.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+    passed = passed_hashes(RUNS)
+    found = [value for kernels in hashes.values() for archs in kernels.values() for value in archs.values()]
+    return f"machine code: {len(found)} hashes, {sum(value in passed for value in found)} of them passed on a GPU"
+
+
 def check_arguments(build, units, cuobjdump):
     errors, checks = [], 0
     for unit, kernels in units.items():
@@ -304,6 +351,8 @@ def main():
         update_table(units, loops)
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     errors, checks, counts = check_reports(units, table)
+    hashes, more = hash_code(args.build, units)
+    errors += more
     if args.cuobjdump:
         for more, done in (check_code(args.build, table, args.cuobjdump),
                            check_arguments(args.build, units, args.cuobjdump)):
@@ -312,6 +361,8 @@ def main():
     for error in errors:
         print(error)
     kernels = ", ".join(f"{count} for {arch}" for arch, count in sorted(counts.items()))
+    if hashes:
+        print(show_hashes(args.build, hashes))
     print(f"{checks} checks, {len(errors)} failed; kernels: {kernels}")
     return 1 if errors else 0
 

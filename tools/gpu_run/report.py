@@ -14,6 +14,7 @@ DAEMON_FIELDS = ["output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_i
 STAGES = ["stage", "verdict", "passed", "items", "seconds", "why"]
 COMPARISON = ["what", "measured by", "expected on an H100", "measured", "ratio", "torch"]
 DAEMONS = ["run", *DAEMON_FIELDS]
+CODE = ["kernel", "compute_capability", "hash", "verdict"]
 KERNELS = ["benchmark", "time_us", "TB_per_s", "share_of_C", "TFLOP_per_s", "share_of_G", "torch_us", "time_by_torch"]
 
 # `low` and `high` are in `unit`.
@@ -152,12 +153,24 @@ def kernel_rows(results):
     return copy, product, library, rows
 
 
+def code_rows(results):
+    """Returns the rows of CODE. A kernel has passed if all tests of kernels and models have."""
+    verdicts = {stage["name"]: stage["verdict"] for stage in results["stages"]}
+    failed = [verdict for verdict in map(verdicts.get, ("tests", "runner")) if verdict != "passed"]
+    capability = results["device"]["compute_capability"] if results["device"] else None
+    return [[kernel, capability, value, (failed[0] or "not run") if failed else "passed"]
+            for kernel, value in sorted(results["code"].items())]
+
+
 def parts(results):
     """Returns (id, title, method, columns, rows) of each table."""
     copy, product, library, rows = kernel_rows(results)
     return [("kernels", "Kernels",
              f"Medians of 5 repetitions of 10 ms. C, the device's copy bandwidth in this run, is {copy / 1e12:.3f} TB/s; G, the rate "
              f"of a bf16 product, {product / 1e12:.1f} TFLOP/s ({library}).", KERNELS, rows),
+            ("code", "Machine code",
+             "Hashes of tools/gpu_run/code_hashes.py. A kernel has passed if the stages tests and runner have.", CODE,
+             code_rows(results)),
             ("daemon", "Synthetic weights, 512 input and 128 output tokens",
              "quire bench, three requests per stream after a warm-up.", DAEMONS, daemon_rows(results)),
             ("stages", "Verdicts of the check", "One process per item.", STAGES, stage_rows(results)),

@@ -30,6 +30,7 @@ import time
 import traceback
 import zlib
 
+import code_hashes
 import report
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -173,7 +174,7 @@ class Runner:
         self.predictions = report.load_predictions(HERE)
         self.version, self.archs, self.fault = bundle_fault(HERE)
         self.device, self.no_device, self.lost, self.interrupted = None, "", "", False
-        self.tools, self.failed_tests = {}, []
+        self.tools, self.failed_tests, self.code = {}, [], {}  # code: hashes of the kernels that the device runs
         # The stage "facts" always runs, because it detects the device.
         self.stages = [stage for stage in STAGES + EXTRA_STAGES
                        if stage.name in ("facts", *options.stages) or (not options.stages and stage in STAGES)]
@@ -324,6 +325,7 @@ class Runner:
                         if (HERE / file).exists()], 4)
         self.open_device()
         if self.device:
+            self.hash_code()
             names = ("BM_DeviceCopy/tiny/4096", "BM_DeviceMatmul/tiny/64") if self.dry else (
                 "BM_DeviceCopy/2147483648", "BM_DeviceMatmul/8192")
             self.run_items([self.bench_item("facts", name, [f"{name}/manual_time$"]) for name in names])
@@ -348,6 +350,25 @@ class Runner:
                 why = "bench_kernels_cuda --device prints no JSON"
         self.no_device = "" if self.device else why
         self.record("device", PASSED if self.device else FAILED, why or self.device["name"])
+
+    def hash_code(self):
+        """Hashes the machine code of the kernels for this device. The tests and the daemon must have the same."""
+        if self.dry:
+            return  # emulated programs have none
+        try:
+            self.code, daemon = (code_hashes.on_device(code_hashes.hashes((HERE / name).read_bytes()),
+                                                       self.device["compute_capability"])
+                                 for name in ("quire_gpu_tests", "quired"))
+        except code_hashes.CodeError as error:
+            self.record("machine code", FAILED, str(error))
+            return
+        differ = sorted(kernel for kernel, value in daemon.items() if self.code.get(kernel) != value)
+        if differ:
+            self.record("machine code", FAILED, f"quired has other code than quire_gpu_tests: {', '.join(differ)[:150]}")
+        elif self.code:
+            self.record("machine code", PASSED)
+        else:
+            self.record("machine code", SKIPPED, "the programs have none for this device, so its driver compiles PTX")
 
     def self_check(self):
         """Returns the item that runs the daemon's --self-check with the first model of the test data."""
@@ -617,7 +638,7 @@ class Runner:
         results = {"quire": self.version, "archs": self.archs, "date": time.strftime("%F %H:%M UTC", time.gmtime()),
                    "dry_run": self.dry, "seconds": self.options.seconds, "device": self.device, "tools": self.tools,
                    "lost": self.lost, "exit_status": self.exit_status(), "stages": list(self.results.values()),
-                   "kernels": report.kernels(self.logs), "daemons": report.daemons(self.logs)}
+                   "code": self.code, "kernels": report.kernels(self.logs), "daemons": report.daemons(self.logs)}
         results["comparison"] = report.comparison(self.predictions, results)
         text = report.text(results)
         report.write(self.out / "report.md", text)
