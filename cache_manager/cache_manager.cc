@@ -174,14 +174,14 @@ void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> t
 void CacheManager::Invalidate(BatchRow row, std::span<const std::int32_t> tokens,
                               std::span<const PageKey> keys, std::uint32_t first_token) {
   rows_.Poison(row, index_.Invalidate(row, tokens, keys, first_token));
-  index_.DropUnprovenStates(index_.root(row), tokens, keys);
+  index_.DropTentativeStates(index_.root(row), tokens, keys);
   Free(row);
 }
 
 void CacheManager::Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                               std::span<const PageKey> keys, std::uint32_t first_token) {
   index_.Invalidate(root, tokens, keys, first_token);
-  index_.DropUnprovenStates(root, tokens, keys);
+  index_.DropTentativeStates(root, tokens, keys);
 }
 
 void CacheManager::CompleteStep(bool is_poisoned) {

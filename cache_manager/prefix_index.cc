@@ -338,8 +338,8 @@ NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> toke
   return node;
 }
 
-void PrefixIndex::DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
-                                     std::span<const PageKey> keys) {
+void PrefixIndex::DropTentativeStates(const Hash128& root, std::span<const std::int32_t> tokens,
+                                      std::span<const PageKey> keys) {
   if (!has_states_) return;
   NodeId node = prefixes_->FindRoot(root);
   for (std::uint32_t column = 0; node != kNoNode; ++column) {

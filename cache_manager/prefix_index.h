@@ -75,8 +75,8 @@ class PrefixIndex {
   // Returns the node of the row's first `columns` columns, or kNoNode if they are not published.
   NodeId PublishedNode(BatchRow row, std::uint32_t columns) const;
   // Removes from the nodes of a history the snapshots that are not proven finite.
-  void DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
-                          std::span<const PageKey> keys);
+  void DropTentativeStates(const Hash128& root, std::span<const std::int32_t> tokens,
+                           std::span<const PageKey> keys);
   const Hash128& root(BatchRow row) const { return publications_[row.value()].root; }
   // Finds the first column of the row's history, at or after `first_token`, that is not proven
   // finite. Unpublishes that column and all that continue it. Returns the column.

@@ -31,7 +31,7 @@ RowStates::RowStates(const CacheManagerOptions& options, StatePool* pool, Prefix
   for (auto* array : {&state_in_, &state_out_, &snapshot_at_, &snapshot_slot_}) {
     array->resize(options.max_rows);
   }
-  for (Row& row : rows_) row.unproven.reserve(8);
+  for (Row& row : rows_) row.tentative.reserve(8);
   scheduled_.reserve(options.max_rows);
   read_.reserve(options.max_rows);
   inputs_ = {.state_in = state_in_.data(),
@@ -97,7 +97,7 @@ void RowStates::Attach(BatchRow row, const PrefixMatch& match, std::uint32_t pro
   if (match.state != kNullSlot) {
     pool_->AddReader(match.state);
     attached.source = match.state;
-    attached.unproven.push_back({match.state, pool_->num_uses(match.state)});
+    attached.tentative.push_back({match.state, pool_->num_uses(match.state)});
   }
   attached.own = Take();
   attached.tokens = match.num_tokens;
@@ -123,7 +123,7 @@ void RowStates::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tok
   to.source = from.source;
   to.tokens = computed_tokens;
   to.prompt_tokens = from.prompt_tokens;
-  to.unproven = from.unproven;
+  to.tentative = from.tentative;
 }
 
 void RowStates::Free(BatchRow row, bool is_in_flight) {
@@ -133,7 +133,7 @@ void RowStates::Free(BatchRow row, bool is_in_flight) {
   GiveBack(std::exchange(freed.snapshot, kNullSlot), is_in_flight);
   if (freed.source != kNullSlot) pool_->DropReader(std::exchange(freed.source, kNullSlot));
   freed.tokens = freed.prompt_tokens = freed.left_border = freed.snapshot_tokens = 0;
-  freed.unproven.clear();
+  freed.tentative.clear();
 }
 
 bool RowStates::HasStateAfter(BatchRow row, std::uint32_t tokens) const {
@@ -169,14 +169,14 @@ void RowStates::PublishSnapshot(BatchRow row, NodeId node, bool is_proven) {
   if (is_proven) {
     pool_->SetProvenFinite(slot);
   } else {
-    writer.unproven.push_back({slot, pool_->num_uses(slot)});
+    writer.tentative.push_back({slot, pool_->num_uses(slot)});
   }
   pool_->DropReader(slot);
 }
 
 void RowStates::SetProven(BatchRow row, std::uint32_t tokens) {
   if (!is_enabled()) return;
-  std::erase_if(at(row).unproven, [&](const SlotUse& use) {
+  std::erase_if(at(row).tentative, [&](const SlotUse& use) {
     const bool is_same = pool_->num_uses(use.slot) == use.use;
     if (!is_same || pool_->state(use.slot) != SlotState::kFrozen) return true;
     if (pool_->tokens(use.slot) > tokens) return false;

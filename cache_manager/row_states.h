@@ -121,7 +121,7 @@ class RowStates {
     std::uint32_t left_border = 0;
     StateSlot snapshot;  // written by the row's last step, has no node yet
     std::uint32_t snapshot_tokens = 0;
-    std::vector<SlotUse> unproven;  // read or written since the last finite logits
+    std::vector<SlotUse> tentative;  // read or written since the last finite logits
   };
 
   Row& at(BatchRow row);

@@ -293,7 +293,7 @@ class CacheModel {
         if (pages[column] != 0) poisoned_.insert(pages[column]);
       }
     }
-    if (has_states()) DropUnprovenStates(root, tokens, keys);
+    if (has_states()) DropTentativeStates(root, tokens, keys);
     Free(row);
   }
 
@@ -332,16 +332,16 @@ class CacheModel {
       if (is_proven) {
         slots_.SetProven(slot);
       } else {
-        state.unproven.push_back({slot, slots_.num_uses(slot)});
+        state.tentative.push_back({slot, slots_.num_uses(slot)});
       }
     }
     SettleSlot(slot);
   }
   void SetProven(std::uint32_t row) {
-    for (const auto& [slot, use] : rows_[row].state.unproven) {
+    for (const auto& [slot, use] : rows_[row].state.tentative) {
       if (slots_.num_uses(slot) == use && IsFrozen(slot)) slots_.SetProven(slot);
     }
-    rows_[row].state.unproven.clear();
+    rows_[row].state.tentative.clear();
   }
   void CompleteStep(bool is_poisoned) {
     for (const Step& step : steps_) {
@@ -417,7 +417,7 @@ class CacheModel {
     RowStateModel& state = rows_[row].state;
     state = {.source = match.state, .tokens = match.num_tokens, .prompt_tokens = prompt_tokens};
     slots_.Use(match.state);
-    if (match.state != 0) state.unproven.push_back({match.state, slots_.num_uses(match.state)});
+    if (match.state != 0) state.tentative.push_back({match.state, slots_.num_uses(match.state)});
     state.own = TakeSlot();
     if (match.lost_tokens > 0) state.left_border = match.num_tokens + match.lost_tokens;
   }
@@ -472,8 +472,8 @@ class CacheModel {
     if (slot == state.own) state.source = std::exchange(state.own, 0);
   }
 
-  void DropUnprovenStates(const Hash128& root, std::span<const std::int32_t> tokens,
-                          std::span<const PageKey> keys) {
+  void DropTentativeStates(const Hash128& root, std::span<const std::int32_t> tokens,
+                           std::span<const PageKey> keys) {
     std::uint32_t node = 0;
     bool collision = false;
     for (std::size_t at = 0; at < keys.size(); ++at) {

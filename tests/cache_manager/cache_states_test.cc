@@ -403,7 +403,7 @@ TEST_F(CacheStatesTest, AStateThatFiniteLogitsFollowedOutlivesAFailedReader) {
   cache_->Flush();
 }
 
-TEST_F(CacheStatesTest, AFailedReaderRemovesTheUnprovenStateThatItRead) {
+TEST_F(CacheStatesTest, AFailedReaderRemovesTheTentativeStateThatItRead) {
   const Tokens tokens = Count(4 * kP);
   ASSERT_TRUE(cache_->Attach(kA, Match(tokens), kRoot, 4 * kP).ok());
   ASSERT_TRUE(cache_->Reserve(kA, 4 * kP).ok());

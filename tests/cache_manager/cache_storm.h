@@ -565,12 +565,12 @@ class Storm {
     const StateModel& slots = model_.slots();
     ASSERT_TRUE(std::ranges::equal(pool.EvictionOrder(), slots.cached(), {}, &StateSlot::value));
     ASSERT_EQ(pool.num_free(), slots.free().size());
-    std::uint64_t unproven = 0;
+    std::uint64_t tentative = 0;
     for (const std::uint32_t slot : slots.cached()) {
       ASSERT_EQ(pool.is_proven_finite(StateSlot{slot}), slots.is_proven(slot)) << "slot " << slot;
-      unproven += !slots.is_proven(slot);
+      tentative += !slots.is_proven(slot);
     }
-    coverage_.evicted_states += pool.num_free() == 0 && pool.num_cached() > unproven;
+    coverage_.evicted_states += pool.num_free() == 0 && pool.num_cached() > tentative;
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.free_state_slots, slots.free().size());
     ASSERT_EQ(stats.tokens_lost_to_state, coverage_.lost_tokens);
