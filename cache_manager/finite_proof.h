@@ -68,7 +68,7 @@ class FiniteProof {
 
   struct Row {
     std::uint32_t proven_tokens = 0;
-    // First token of the first page that was replaced by an unproven page.
+    // First token of the first page that was replaced by a page without proof.
     std::uint32_t adopted_from = 0;
     // Number of steps launched before the last such replacement; 0 if no page was replaced. The
     // logits of these steps prove only the tokens before `adopted_from`.

@@ -28,6 +28,9 @@ absl::Status DeviceError(const absl::Status& status) {
   return WithReason(status, Reason::kDeviceError);
 }
 
+constexpr char kNoGpuRemedy[] =
+    "update the driver, use another GPU, or set device.type: cpu to compute without one";
+
 // The portable kernels run on this compute capability and all later ones.
 constexpr std::int32_t kPortableCapability = 80;
 
@@ -121,7 +124,10 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
                  {"hopper_kernels", opened->backend().cuda()->has_sm90a()}});
       return opened;
     }
-    if (choice == DeviceChoice::kCuda || !IsNoGpu(status)) return status;
+    if (!IsNoGpu(status)) return status;
+    if (choice == DeviceChoice::kCuda) {
+      return absl::Status(status.code(), absl::StrCat(status.message(), "; ", kNoGpuRemedy));
+    }
     why = absl::StrCat("device.type is auto and no GPU is usable: ", status.message());
   }
   QUIRE_RETURN_IF_ERROR(opened->OpenCpu(options, cpu_check));

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -142,6 +143,7 @@ struct CudaRunner::State : RunnerBase {
   std::unique_ptr<kernels::DeviceSampler> sampler;
   StepGraphs graphs;
   std::uint64_t graph_steps = 0;
+  absl::Time wait_deadline = absl::InfiniteFuture();
 
   std::optional<Event> enqueued;  // used by Synchronize
   std::vector<Slot> slots;
@@ -282,6 +284,14 @@ absl::Status CudaRunner::State::UploadRopeTables() {
 absl::Status CudaRunner::State::Wait(const Event& event) const {
   const absl::Status aborted =
       options.comm == nullptr ? absl::OkStatus() : options.comm->Wait(event);
+  while (wait_deadline != absl::InfiniteFuture()) {
+    const absl::StatusOr<bool> is_done = event.IsDone();
+    if (!is_done.ok() || *is_done) break;  // Synchronize returns the error.
+    if (MonotonicNow() >= wait_deadline) {
+      return absl::DeadlineExceededError("a step did not end within the time limit of the check");
+    }
+    std::this_thread::yield();
+  }
   const absl::Status done = event.Synchronize();
   return done.ok() ? aborted : DeviceLost(done);
 }
@@ -655,6 +665,10 @@ absl::Status CudaRunner::CheckKernels(absl::Duration limit, SelfCheckReport* rep
   return status;
 }
 
+void CudaRunner::LimitWaits(absl::Time deadline) {
+  state_->wait_deadline = deadline;
+}
+
 int CudaRunner::max_steps_in_flight() const {
   return state_->layers.state_bytes > 0 ? 1 : State::kSlots;
 }
@@ -695,6 +709,7 @@ absl::Status CudaRunner::Run(const StepBatch& batch) {
   if (!status.ok() && s.options.comm != nullptr) s.options.comm->Abort(status);
   if (!checked.ok()) return checked;
   if (!status.ok()) {
+    if (absl::IsDeadlineExceeded(status)) return status;  // Waiting again might never end.
     // The next step uses the pinned memory of the slot again, so the stream must be idle. An error
     // while waiting is an error of the device.
     s.Synchronize().IgnoreError();

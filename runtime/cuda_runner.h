@@ -73,6 +73,9 @@ class CudaRunner : public StepRunner {
   // the pages of the pool. Errors are those of RunSelfCheck. After DEADLINE_EXCEEDED the runner
   // must not be destroyed. REQUIRES: no step has run, and no page holds tokens.
   absl::Status CheckKernels(absl::Duration limit, SelfCheckReport* report);
+  // Makes Run and Collect return DEADLINE_EXCEEDED if they wait for the device after `deadline`.
+  // The runner must not be destroyed then. InfiniteFuture, the default, removes the limit.
+  void LimitWaits(absl::Time deadline);
 
   // All state slots, in device memory.
   std::span<std::byte> states();

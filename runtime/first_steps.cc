@@ -48,12 +48,18 @@ class StepComparison {
         limit_(steps.activation == DType::kBF16 ? 0.1 : 1e-3) {}
 
   absl::Status Run();
+  // The comparison that runs, in words.
+  const std::string& shape() const { return shape_; }
 
  private:
   using Logits = std::vector<float>;  // [parts, vocab], of the last token of each part
 
   absl::StatusOr<Logits> Compute(std::span<const Part> parts);
+  // Reports that `got` has the bits of `want`, or a fault.
   void CompareBits(const std::string& shape, std::span<const float> got, const Logits& want);
+  // Compares steps that compute a prompt and a generated token of two sequences.
+  absl::Status CompareMixed(const Part& prompt, const Part& next, const Logits& of_prompt,
+                            const Logits& of_next);
   void Free(std::uint32_t rows);
 
   const FirstSteps& steps_;
@@ -61,6 +67,7 @@ class StepComparison {
   const std::uint32_t prompt_;  // tokens of the prompt, which one token follows
   const bool has_choices_;      // of experts, or of keys by an indexer
   const double limit_;          // of the error between prompt and generated tokens
+  std::string shape_;
 };
 
 absl::StatusOr<StepComparison::Logits> StepComparison::Compute(std::span<const Part> parts) {
@@ -110,40 +117,61 @@ void StepComparison::Free(std::uint32_t rows) {
   for (std::uint32_t row = 0; row < rows; ++row) steps_.cache->Free(BatchRow(row));
 }
 
+absl::Status StepComparison::CompareMixed(const Part& prompt, const Part& next,
+                                          const Logits& of_prompt, const Logits& of_next) {
+  const std::string shapes[] = {"generated token beside a prompt",
+                                "prompt beside a generated token"};
+  Part beside = prompt;
+  beside.row = BatchRow(1);
+  absl::StatusOr<Logits> mixed = absl::ResourceExhaustedError("max_running_sequences is 1");
+  shape_ = shapes[0];
+  // A step with a prompt does not run as a graph.
+  if (steps_.max_rows > 1) mixed = Compute({{next, beside}});
+  Free(std::min(steps_.max_rows, 2u));
+  if (absl::IsResourceExhausted(mixed.status())) {
+    for (const std::string& shape : shapes) {
+      checks_->push_back({.kernel = "steps",
+                          .shape = shape,
+                          .skipped = absl::StrCat("two sequences cannot run at once: ",
+                                                  mixed.status().message())});
+    }
+    return absl::OkStatus();
+  }
+  QUIRE_RETURN_IF_ERROR(mixed.status());
+  const std::span<const float> rows = *mixed;
+  CompareBits(shapes[0], rows.first(steps_.spec->vocab_size), of_next);
+  CompareBits(shapes[1], rows.subspan(steps_.spec->vocab_size), of_prompt);
+  return absl::OkStatus();
+}
+
 absl::Status StepComparison::Run() {
-  const BatchRow first(0), second(1);
+  const BatchRow first(0);
   const Part prompt{first, 0, prompt_};
   const Part next{first, prompt_, prompt_ + 1, /*is_prompt=*/false};
+  shape_ = absl::StrCat("prompt of ", prompt_, " tokens");
   QUIRE_ASSIGN_OR_RETURN(const Logits of_prompt, Compute({{prompt}}));
+  shape_ = "generated token";
   QUIRE_ASSIGN_OR_RETURN(const Logits of_next, Compute({{next}}));
   Free(1);
 
   const std::uint32_t half = prompt_ / 2;
+  shape_ = absl::StrCat("prompt of ", half, " + ", prompt_ - half, " tokens");
   QUIRE_RETURN_IF_ERROR(Compute({{{first, 0, half}}}).status());
   QUIRE_ASSIGN_OR_RETURN(const Logits of_chunk, Compute({{{first, half, prompt_}}}));
-  CompareBits(absl::StrCat("prompt of ", half, " + ", prompt_ - half, " tokens"), of_chunk,
-              of_prompt);
+  CompareBits(shape_, of_chunk, of_prompt);
 
-  // A step with a prompt does not run as a graph.
-  absl::StatusOr<Logits> mixed = absl::ResourceExhaustedError("one row");
-  if (steps_.max_rows > 1) mixed = Compute({{next, {second, 0, prompt_}}});
-  if (!mixed.ok() && !absl::IsResourceExhausted(mixed.status())) return mixed.status();
-  if (mixed.ok()) {
-    const std::span<const float> rows = *mixed;
-    CompareBits("generated token beside a prompt", rows.first(steps_.spec->vocab_size), of_next);
-    CompareBits("prompt beside a generated token", rows.subspan(steps_.spec->vocab_size),
-                of_prompt);
+  QUIRE_RETURN_IF_ERROR(CompareMixed(prompt, next, of_prompt, of_next));
+  shape_ = "generated token and the same token in a prompt";
+  kernels::KernelCheck check{.kernel = "steps", .shape = shape_, .limit = limit_};
+  if (has_choices_) {
+    check.skipped = "rounding can change the experts or keys that a token chooses";
+  } else {
+    const Part whole{prompt.row, 0, prompt_ + 1};
+    QUIRE_ASSIGN_OR_RETURN(const Logits as_prompt, Compute({{whole}}));
+    Free(1);
+    check.error = RelativeError(of_next, as_prompt);
+    if (!(check.error <= check.limit)) check.fault = "the logits differ";
   }
-  Free(std::min(steps_.max_rows, 2u));
-
-  if (has_choices_) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const Logits as_prompt, Compute({{{first, 0, prompt_ + 1}}}));
-  Free(1);
-  kernels::KernelCheck check{.kernel = "steps",
-                             .shape = "generated token and the same token in a prompt",
-                             .error = RelativeError(of_next, as_prompt),
-                             .limit = limit_};
-  if (!(check.error <= check.limit)) check.fault = "the logits differ";
   checks_->push_back(std::move(check));
   return absl::OkStatus();
 }
@@ -182,11 +210,21 @@ absl::Status RunOneToken(const FirstSteps& steps) {
 
 absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks) {
   constexpr std::uint32_t kLeastTokens = 4;
-  if (!steps.spec->has_head ||
-      std::min(steps.max_step_tokens, steps.max_context_tokens) < kLeastTokens) {
+  std::string skipped;
+  if (!steps.spec->has_head) {
+    skipped = "the model has no logits";
+  } else if (std::min(steps.max_step_tokens, steps.max_context_tokens) < kLeastTokens) {
+    skipped = absl::StrCat("a step or a sequence has fewer than ", kLeastTokens, " tokens");
+  }
+  if (!skipped.empty()) {
+    checks->push_back({.kernel = "steps", .shape = "all", .skipped = std::move(skipped)});
     return absl::OkStatus();
   }
-  return StepComparison(steps, checks).Run();
+  StepComparison comparison(steps, checks);
+  const absl::Status status = comparison.Run();
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("steps, ", comparison.shape(), ": ", status.message()));
 }
 
 }  // namespace quire::runtime

@@ -36,6 +36,7 @@
 namespace quire::runtime {
 
 class CudaRunner;
+struct FirstSteps;
 
 // The durations of the parts of loading.
 struct LoadTimes {
@@ -90,9 +91,12 @@ class ModelStack {
   absl::Status PrepareCpu(const RuntimeOptions& options, const formats::ModelFiles& files);
   absl::Status PrepareCuda(const RuntimeOptions& options, const formats::ModelFiles& files,
                            std::vector<kernels::KernelCheck>* checks);
-  absl::Status CheckKernels(CudaRunner* runner, std::vector<kernels::KernelCheck>* checks);
+  absl::Status CheckKernels(std::vector<kernels::KernelCheck>* checks);
   absl::Status RunFirstSteps(const RuntimeOptions& options,
                              std::vector<kernels::KernelCheck>* checks);
+  // Compares the first steps of a GPU, and reports errors like CheckKernels.
+  absl::Status CompareFirstSteps(const FirstSteps& steps,
+                                 std::vector<kernels::KernelCheck>* compared);
   cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;
 
   LoadTimes load_times_;
@@ -107,6 +111,7 @@ class ModelStack {
   StatePlan states_;  // no slots if the model has no recurrent layers
   std::optional<cache::KvPool> pool_;
   std::unique_ptr<StepRunner> runner_;
+  CudaRunner* cuda_runner_ = nullptr;  // runner_ on a GPU, else null
   std::unique_ptr<cache::CacheManager> cache_;
   std::int64_t workspace_bytes_ = 0;
   std::vector<MemoryUse> memory_;

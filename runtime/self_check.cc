@@ -30,21 +30,6 @@ std::string Remedy(const kernels::Backend& backend) {
   return "update the driver, use another GPU, or set device.type: cpu";
 }
 
-// Names the last comparison before an error of the device, because the one after it failed.
-absl::Status DeviceFailure(const absl::Status& status, const SelfCheckReport& report,
-                           const kernels::Backend& backend) {
-  if (absl::IsResourceExhausted(status)) return status;
-  std::string after = "before the first comparison";
-  if (!report.checks.empty()) {
-    const kernels::KernelCheck& last = report.checks.back();
-    after = absl::StrCat("after ", last.kernel, ", ", last.shape);
-  }
-  const std::string text = absl::StrCat("self-check of the kernels, ", after, ": ",
-                                        status.message(), "; ", Remedy(backend));
-  return absl::IsDeadlineExceeded(status) ? absl::DeadlineExceededError(text)
-                                          : absl::FailedPreconditionError(text);
-}
-
 // Zeroes the step buffers, so that no step finds values of the check.
 absl::Status CleanUp(SelfCheckContext* context) {
   const models::StepBuffers& buffers = *context->params().buffers;
@@ -69,8 +54,7 @@ SelfCheckContext::SelfCheckContext(const SelfCheckParams& params, absl::Duration
 absl::StatusOr<std::byte*> SelfCheckContext::Take(std::int64_t bytes) {
   const std::int64_t padded = (bytes + kTakenAlignment - 1) / kTakenAlignment * kTakenAlignment;
   if (padded > free_bytes()) {
-    return absl::ResourceExhaustedError(absl::StrCat("self-check of the kernels needs ",
-                                                     used_ + padded,
+    return absl::ResourceExhaustedError(absl::StrCat("the comparison needs ", used_ + padded,
                                                      " bytes of the buffers of a step, which have ",
                                                      total_, "; raise scheduler.max_step_tokens"));
   }
@@ -91,7 +75,7 @@ absl::Status SelfCheckContext::Wait() {
     QUIRE_ASSIGN_OR_RETURN(const bool is_done, event.IsDone());
     if (is_done) return absl::OkStatus();
     if (MonotonicNow() >= deadline_) {
-      return absl::DeadlineExceededError("the next kernel did not end within the time limit");
+      return absl::DeadlineExceededError("it did not end within the time limit of the check");
     }
     std::this_thread::yield();
   }
@@ -161,6 +145,10 @@ absl::Status SelfCheckContext::Repeat(void* to, const void* rows, std::uint32_t 
   return absl::OkStatus();
 }
 
+void SelfCheckContext::Begin(std::string kernel, std::string shape) {
+  current_ = absl::StrCat(std::move(kernel), ", ", std::move(shape));
+}
+
 void SelfCheckContext::Add(kernels::KernelCheck check) {
   if (check.fault.empty() && !(check.error <= check.limit)) {
     check.fault = std::isnan(check.error) ? "the result has values that are not finite"
@@ -202,6 +190,14 @@ absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
       failed->shape, failed->fault, failed->error, failed->limit, Remedy(backend)));
 }
 
+absl::Status CheckError(const absl::Status& status, const kernels::Backend& backend) {
+  const std::string text = absl::StrCat("self-check of the kernels: ", status.message());
+  if (absl::IsResourceExhausted(status)) return absl::ResourceExhaustedError(text);
+  const std::string with_remedy = absl::StrCat(text, "; ", Remedy(backend));
+  return absl::IsDeadlineExceeded(status) ? absl::DeadlineExceededError(with_remedy)
+                                          : absl::FailedPreconditionError(with_remedy);
+}
+
 absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
                           SelfCheckReport* report) {
   QUIRE_CHECK(params.backend->cuda() != nullptr);
@@ -212,7 +208,11 @@ absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
   if (status.ok()) status = CheckSelection(&context);
   if (status.ok()) status = CheckSmallOps(&context);
   if (status.ok()) status = CleanUp(&context);
-  if (!status.ok()) return DeviceFailure(status, *report, *params.backend);
+  if (!status.ok()) {
+    return CheckError(
+        absl::Status(status.code(), absl::StrCat(context.current(), ": ", status.message())),
+        *params.backend);
+  }
   return FailureOf(report->checks, *params.backend);
 }
 

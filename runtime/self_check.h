@@ -14,12 +14,11 @@
 //              capability 9.0 over unquantized K and V against the portable kernel, bit for bit
 //   selection  store, scores and selection of an indexer, and attention over the selected keys,
 //              against the CPU; scores and keys bit for bit
-//   others     KV store (the first pages) and sampler against the CPU, bit for bit; norm, rope and
-//              gate by norm
+//   others     embedding, KV store (the first pages) and sampler against the CPU, bit for bit;
+//              norm, rope and gate by norm
 //
 // Kernels that fuse several ops, the router, recurrent layers, the step inputs and captured graphs
-// are compared by CompareSteps (first_steps.h), but only with themselves. The embedding is not
-// checked.
+// are compared by CompareSteps (first_steps.h), but only with themselves.
 //
 // Place:      called by CudaRunner, which lends its buffers; reported by ModelStack.
 // Invariants: allocates no device memory. The pages that it wrote are zero afterwards.
@@ -75,13 +74,15 @@ struct SelfCheckParams {
   const std::uint8_t* has_text = nullptr;
 };
 
-// Work of a check, counted as it is enqueued. Tests derive the time on a GPU from it.
+// Work of a check, counted as it is enqueued. Tests derive the time on a GPU from it. Host work
+// (random values and comparisons) is proportional to copied_bytes.
 struct SelfCheckWork {
-  double weight_bytes = 0;    // weights read by products, once per launch
-  double tensor_flops = 0;    // of products other than references
-  double scalar_flops = 0;    // of reference products, for whole tiles of 32 rows
-  double copied_bytes = 0;    // between host and device
-  std::int64_t launches = 0;  // products
+  double weight_bytes = 0;     // weights read by products, once per launch
+  double tensor_flops = 0;     // of products other than references
+  double scalar_flops = 0;     // of reference products, for whole tiles of 32 rows
+  double attention_flops = 0;  // of all launches of attention, references included
+  double copied_bytes = 0;     // between host and device
+  std::int64_t launches = 0;   // of products and attention
   friend bool operator==(const SelfCheckWork&, const SelfCheckWork&) = default;
 };
 
@@ -89,6 +90,11 @@ struct SelfCheckWork {
 // failed, or OK.
 absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
                        const kernels::Backend& backend);
+
+// Adds to an error of the device or of memory during the check that the check failed, and the
+// remedy. Returns DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, which has a remedy already, with their
+// codes, others as FAILED_PRECONDITION. The message of `status` begins with kernel and shape.
+absl::Status CheckError(const absl::Status& status, const kernels::Backend& backend);
 
 struct SelfCheckReport {
   std::vector<kernels::KernelCheck> checks;  // in the order in which they ran

@@ -106,6 +106,16 @@ struct Sequence {
   std::uint32_t shift = 0;   // page i of the sequence is page 1 + (i + shift) % pages of the pool
 };
 
+// Returns the number of keys of each row of a launch, summed over the rows.
+double KeysOf(std::span<const Sequence> sequences) {
+  double keys = 0;
+  for (const Sequence& sequence : sequences) {
+    const double rows = sequence.rows;
+    keys += rows * sequence.length - rows * (rows - 1) / 2;
+  }
+  return keys;
+}
+
 // The pages of one layer in host memory, for the CPU. Page ids are those of the device.
 class HostPages {
  public:
@@ -224,6 +234,7 @@ class AttentionCheck {
     FloatPtr out;
     std::uint32_t num_rows = 0;
     std::uint32_t batch_size = 0;
+    double num_keys = 0;  // summed over rows, without the limits of windows and chunks
   };
   // The inputs of a store, in device memory.
   struct Stored {
@@ -273,6 +284,7 @@ class AttentionCheck {
   absl::Status Plan(std::span<const Sequence> sequences, bool is_prompt, const Launched& launched);
   kernels::AttentionParams ParamsOf(const Launched& launched) const;
   std::vector<float> DefinedColumns(std::span<const float> out) const;
+  void Count(const Launched& launched);
   absl::Status Launch(const Launched& launched, Kernel kernel);
   // Launches on poisoned memory and returns the columns that attention defines.
   absl::StatusOr<std::vector<float>> Result(const Launched& launched, Kernel kernel);
@@ -415,6 +427,9 @@ absl::Status AttentionCheck::ComputeAngles(const Stored& stored, bool reports) {
   const std::uint32_t pairs = shape_.rotary / 2;
   const std::int64_t count = std::int64_t{stored.count} * pairs;
   if (pairs == 0 || !shape_.rotates) return absl::OkStatus();
+  kernels::KernelCheck check{
+      .kernel = "rope angles", .shape = absl::StrCat(stored.count, " x ", pairs), .limit = 1e-6};
+  context_->Begin(check.kernel, check.shape);
   std::vector<float> frequencies(pairs);
   for (std::uint32_t i = 0; i < pairs; ++i) {
     frequencies[i] = std::pow(10000.0f, -static_cast<float>(i) / static_cast<float>(pairs));
@@ -443,13 +458,10 @@ absl::Status AttentionCheck::ComputeAngles(const Stored& stored, bool reports) {
       want_sines.push_back(static_cast<float>(std::sin(double{angle})));
     }
   }
-  context_->Add(
-      {.kernel = "rope angles",
-       .shape = absl::StrCat(stored.count, " x ", pairs),
-       .error =
-           std::max(RelativeError(cosines[0], want_cosines), RelativeError(sines[0], want_sines)),
-       .limit = 1e-6,
-       .fault = cosines[0] == cosines[1] && sines[0] == sines[1] ? "" : "two runs differ"});
+  check.error =
+      std::max(RelativeError(cosines[0], want_cosines), RelativeError(sines[0], want_sines));
+  if (cosines[0] != cosines[1] || sines[0] != sines[1]) check.fault = "two runs differ";
+  context_->Add(std::move(check));
   return absl::OkStatus();
 }
 
@@ -551,22 +563,22 @@ absl::Status AttentionCheck::Store() {
   const auto count = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
       std::min<std::int64_t>(room / per_token, params_.limits.max_step_tokens), 1, kStoredTokens));
   const std::uint32_t compared = std::min(count, 2 * geometry_.page_size + 3);
-  std::string fault;
+  kernels::KernelCheck check{.kernel = "KV store",
+                             .shape = Describe(absl::StrCat(compared, " tokens"))};
   for (const bool is_first_run : {true, false}) {
     QUIRE_RETURN_IF_ERROR(PoisonPages());
     for (std::uint32_t first = 0; first < tokens; first += count) {
       QUIRE_ASSIGN_OR_RETURN(const Stored stored,
                              PrepareStore(first, std::min(count, tokens - first)));
       QUIRE_RETURN_IF_ERROR(ComputeAngles(stored, is_first_run && first == 0));
+      context_->Begin(check.kernel, check.shape);
       QUIRE_RETURN_IF_ERROR(LaunchStore(backend_, stored, keys_, values_));
       QUIRE_RETURN_IF_ERROR(context_->Wait());
-      if (first > 0 || !fault.empty()) continue;
-      QUIRE_ASSIGN_OR_RETURN(fault, CompareStore(stored, std::min(compared, stored.count)));
+      if (first > 0 || !check.fault.empty()) continue;
+      QUIRE_ASSIGN_OR_RETURN(check.fault, CompareStore(stored, std::min(compared, stored.count)));
     }
   }
-  context_->Add({.kernel = "KV store",
-                 .shape = Describe(absl::StrCat(compared, " tokens")),
-                 .fault = std::move(fault)});
+  context_->Add(std::move(check));
   return absl::OkStatus();
 }
 
@@ -577,6 +589,7 @@ absl::StatusOr<AttentionCheck::Launched> AttentionCheck::Prepare(
   std::vector<std::uint32_t> offsets = {0};
   for (const Sequence& sequence : sequences) offsets.push_back(offsets.back() + sequence.rows);
   launched.num_rows = offsets.back();
+  launched.num_keys = KeysOf(sequences);
   launched.batch_size = static_cast<std::uint32_t>(sequences.size());
   const auto bytes = static_cast<std::int64_t>(offsets.size() * sizeof(std::uint32_t));
   QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(bytes));
@@ -644,10 +657,17 @@ kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) cons
           .value_columns = shape_.value_columns};
 }
 
+void AttentionCheck::Count(const Launched& launched) {
+  const double columns = shape_.head_size + shape_.columns();  // of K and V
+  context_->work().attention_flops += 2 * launched.num_keys * shape_.num_heads * columns;
+  ++context_->work().launches;
+}
+
 absl::Status AttentionCheck::Launch(const Launched& launched, Kernel kernel) {
   kernels::AttentionParams params = ParamsOf(launched);
   params.plan = plan();
   params.maps = kernel == Kernel::kServed ? maps() : nullptr;
+  Count(launched);
   return kernels::PagedAttention(backend_, params);
 }
 
@@ -681,6 +701,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const Launche
   QUIRE_ASSIGN_OR_RETURN(params.out, context_->TakeFloats(DType::kF32, rows * out_stride()));
   QUIRE_RETURN_IF_ERROR(context_->UploadFloats(wide, q));
   params.q = wide;
+  Count(launched);
   QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(backend_, params));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> out,
                          context_->DownloadFloats(params.out, rows * out_stride()));
@@ -745,6 +766,7 @@ absl::StatusOr<std::string> AttentionCheck::CompareAlone(std::span<const Sequenc
     Launched alone = launched;
     alone.q = launched.q + std::int64_t{begin} * q_stride();
     alone.num_rows = one[0].rows;
+    alone.num_keys = KeysOf(one);
     alone.batch_size = 1;
     const std::int64_t mark = context_->used();
     const std::uint32_t offsets[2] = {0, alone.num_rows};
@@ -763,6 +785,15 @@ absl::StatusOr<std::string> AttentionCheck::CompareAlone(std::span<const Sequenc
 }
 
 absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, bool is_prompt) {
+  const bool is_quantized = geometry_.quantized();
+  kernels::KernelCheck check{
+      .kernel = is_prompt ? "attention prefill" : "attention decode",
+      .shape = Describe(absl::StrCat(sequences.size(), " sequences of ", sequences.front().length,
+                                     " to ", sequences.back().length, " tokens")),
+      .limit = context_->activation() == DType::kF32 ? 1e-4
+               : is_quantized                        ? 1.5e-2
+                                                     : 1e-2};
+  context_->Begin(check.kernel, check.shape);
   QUIRE_ASSIGN_OR_RETURN(const Launched launched, Prepare(sequences));
   QUIRE_RETURN_IF_ERROR(Plan(sequences, is_prompt, launched));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(launched, Kernel::kServed));
@@ -771,15 +802,6 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> reference, context_->activation() == DType::kF32
                                                                  ? CpuReference(sequences, launched)
                                                                  : ScalarReference(launched));
-  const bool is_quantized = geometry_.quantized();
-  kernels::KernelCheck check{
-      .kernel = is_prompt ? "attention prefill" : "attention decode",
-      .shape = Describe(absl::StrCat(sequences.size(), " sequences of ", sequences.front().length,
-                                     " to ", sequences.back().length, " tokens")),
-      .limit = context_->activation() == DType::kF32 ? 1e-4
-               : is_quantized                        ? 1.5e-2
-                                                     : 1e-2,
-      .fault = {}};
   const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
   for (std::uint32_t i = 0; i < launched.num_rows; ++i) {
     const double error = RelativeError(std::span(first).subspan(i * row, row),

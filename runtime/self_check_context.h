@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -61,6 +62,10 @@ class SelfCheckContext {
   absl::Status Repeat(void* to, const void* rows, std::uint32_t count, std::int64_t row_bytes,
                       std::uint32_t begin, std::uint32_t end);
 
+  // Names the comparison that runs next. An error before the next call is reported with its name.
+  void Begin(std::string kernel, std::string shape);
+  // The names of the last Begin, as in a message.
+  const std::string& current() const { return current_; }
   // Reports a comparison. Sets the fault if there is none and the error exceeds the limit.
   void Add(kernels::KernelCheck check);
 
@@ -73,6 +78,7 @@ class SelfCheckContext {
   std::byte* const base_;
   const std::int64_t total_;
   std::int64_t used_ = 0;
+  std::string current_;
 };
 
 // Returns reproducible numbers in [-2, 2), which bf16 represents exactly.

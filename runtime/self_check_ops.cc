@@ -1,4 +1,4 @@
-// The part of the self-check that compares norm, gate and sampler with the CPU.
+// The part of the self-check that compares embedding, norm, gate and sampler with the CPU.
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "kernels/backend/isa.h"
 #include "kernels/elementwise/activation.h"
+#include "kernels/elementwise/embedding.h"
 #include "kernels/norm/norm.h"
 #include "kernels/sampling/device_sampler.h"
 #include "kernels/sampling/sampling.h"
@@ -29,6 +30,7 @@ constexpr std::uint32_t kRows = 65;
 absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, FloatPtr y,
                          std::uint32_t rows, std::uint32_t columns, std::span<const float> want,
                          absl::FunctionRef<absl::Status()> run) {
+  context->Begin(check.kernel, check.shape);
   const std::int64_t count = std::int64_t{rows} * columns;
   std::vector<float> results[2];
   for (std::vector<float>& result : results) {
@@ -72,6 +74,84 @@ double LimitOf(DType dtype) {
 std::uint32_t RowsThatFit(const SelfCheckContext& context, std::int64_t columns) {
   const std::int64_t fit = context.free_bytes() / (8 * columns * 4) - 1;
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, kRows));
+}
+
+// A table of rows that tokens select, in device memory.
+struct EmbeddingTable {
+  const char* kernel;
+  const void* rows;  // [vocab, columns]
+  DType dtype;
+  std::uint32_t vocab;
+  std::uint32_t columns;
+  float scale;
+};
+
+// Looks up kPatterns tokens, the first and the last one of the vocabulary included. The CPU looks
+// them up in a copy of their rows.
+absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& cpu,
+                            const EmbeddingTable& table) {
+  context->Free();
+  const std::uint32_t rows = RowsThatFit(*context, table.columns);
+  kernels::KernelCheck check{.kernel = table.kernel,
+                             .shape = absl::StrCat(DTypeName(table.dtype), ", ", rows, " of ",
+                                                   table.vocab, " x ", table.columns)};
+  context->Begin(check.kernel, check.shape);
+  const std::int64_t row_bytes = table.columns * DTypeSize(table.dtype);
+  std::vector<std::byte> copied(static_cast<std::size_t>(kPatterns * row_bytes));
+  std::vector<std::int32_t> tokens(rows), copied_tokens(rows);
+  for (std::uint32_t p = 0; p < kPatterns; ++p) {
+    const std::int64_t token = std::int64_t{table.vocab - 1} * p / (kPatterns - 1);
+    for (std::uint32_t row = p; row < rows; row += kPatterns) {
+      tokens[row] = static_cast<std::int32_t>(token);
+      copied_tokens[row] = static_cast<std::int32_t>(p);
+    }
+    QUIRE_RETURN_IF_ERROR(
+        context->Copy(copied.data() + p * row_bytes,
+                      static_cast<const std::byte*>(table.rows) + token * row_bytes, row_bytes));
+  }
+  const std::int64_t count = std::int64_t{rows} * table.columns;
+  std::vector<float> want(static_cast<std::size_t>(count));
+  kernels::EmbeddingParams params{.table = copied.data(),
+                                  .tokens = copied_tokens.data(),
+                                  .y = want.data(),
+                                  .y_stride = table.columns,
+                                  .dtype = table.dtype,
+                                  .vocab = kPatterns,
+                                  .hidden = table.columns,
+                                  .num_rows = rows,
+                                  .scale = table.scale};
+  QUIRE_RETURN_IF_ERROR(kernels::Embedding(cpu, params));
+  const auto token_bytes = static_cast<std::int64_t>(tokens.size() * sizeof(tokens[0]));
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const device_tokens, context->Take(token_bytes));
+  QUIRE_RETURN_IF_ERROR(context->Copy(device_tokens, tokens.data(), token_bytes));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, context->TakeFloats(DType::kF32, count));
+  params.table = table.rows;
+  params.tokens = reinterpret_cast<const std::int32_t*>(device_tokens);
+  params.y = y.f32();
+  params.vocab = table.vocab;
+  return CompareRows(context, std::move(check), y, rows, table.columns, want,
+                     [&] { return kernels::Embedding(*context->params().backend, params); });
+}
+
+absl::Status CheckEmbeddings(SelfCheckContext* context, const kernels::Backend& cpu) {
+  const models::ModelSpec& spec = *context->params().spec;
+  const models::Weights& weights = *context->params().weights;
+  QUIRE_RETURN_IF_ERROR(CheckEmbedding(context, cpu,
+                                       {.kernel = "embedding",
+                                        .rows = weights.embedding(),
+                                        .dtype = weights.embedding_dtype(),
+                                        .vocab = spec.vocab_size,
+                                        .columns = spec.hidden,
+                                        .scale = spec.embed_scale}));
+  const models::PerLayerInputSpec& inputs = spec.layer_inputs;
+  if (inputs.size == 0) return absl::OkStatus();
+  return CheckEmbedding(context, cpu,
+                        {.kernel = "embedding of layer inputs",
+                         .rows = weights.input_embedding(),
+                         .dtype = weights.input_embedding_dtype(),
+                         .vocab = inputs.vocab,
+                         .columns = inputs.size * static_cast<std::uint32_t>(spec.layers.size()),
+                         .scale = inputs.embed_scale});
 }
 
 absl::Status CheckNorm(SelfCheckContext* context, const kernels::Backend& cpu) {
@@ -227,6 +307,8 @@ absl::Status CheckSampler(SelfCheckContext* context, const kernels::Backend& cpu
   const bool has_fma = kernels::internal::ChosenLevel() <= kernels::internal::CpuLevel::kAvx2;
   std::vector<kernels::SamplingRow> rows = SamplesOf(params, !has_fma);
   if (rows.size() > params.limits.max_step_samples) rows.resize(params.limits.max_step_samples);
+  kernels::KernelCheck check{.kernel = "sampler", .shape = absl::StrCat(rows.size(), " x ", vocab)};
+  context->Begin(check.kernel, check.shape);
   std::vector<float> logits(rows.size() * vocab);
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const std::uint64_t word = SplitMix(11 + i * kSplitMixStep);
@@ -247,9 +329,8 @@ absl::Status CheckSampler(SelfCheckContext* context, const kernels::Backend& cpu
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].logits = device.f32() + i * vocab;
   QUIRE_ASSIGN_OR_RETURN(std::string first, SampleOnDevice(context, rows, want));
   QUIRE_ASSIGN_OR_RETURN(const std::string second, SampleOnDevice(context, rows, want));
-  context->Add({.kernel = "sampler",
-                .shape = absl::StrCat(rows.size(), " x ", vocab),
-                .fault = first.empty() ? second : first});
+  check.fault = first.empty() ? second : first;
+  context->Add(std::move(check));
   return absl::OkStatus();
 }
 
@@ -260,6 +341,7 @@ absl::Status CheckSmallOps(SelfCheckContext* context) {
   QUIRE_ASSIGN_OR_RETURN(
       const kernels::Backend cpu,
       kernels::Backend::Create(Device::Cpu(), context->params().backend->pool()));
+  QUIRE_RETURN_IF_ERROR(CheckEmbeddings(context, cpu));
   QUIRE_RETURN_IF_ERROR(CheckNorm(context, cpu));
   const auto layer = std::find_if(spec.layers.begin(), spec.layers.end(),
                                   [](const auto& l) { return l.mlp != models::MlpKind::kNone; });

@@ -628,6 +628,7 @@ absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<c
 }
 
 absl::Status ProductCheck::Check(const Product& product, std::uint32_t max_rows) {
+  context_->Begin(product.kernel, absl::StrCat(product.form, ", ", product.dimensions));
   // Room for the lists of `order`.
   const std::int64_t spare = product.order == nullptr ? 1 << 10 : 64 << 10;
   context_->Free();
@@ -731,6 +732,7 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
       .shape = absl::StrCat(product.form, ", ", rows, " x ", product.dimensions),
       .limit = product.limit,
       .fault = {}};
+  context_->Begin(check.kernel, check.shape);
   const auto row_bytes = static_cast<std::size_t>(product.y_stride * DTypeSize(product.y_dtype));
   const std::size_t rows_at_once = std::max<std::size_t>(kCopiedBytes / row_bytes, 1);
   std::string fault;

@@ -154,13 +154,15 @@ class SelectionCheck {
     }
     return std::move(results[0]);
   }
-  kernels::KernelCheck CheckOf(const char* kernel, std::uint32_t heads, std::uint32_t columns,
-                               double limit) const {
-    return {
+  // Begins the comparison of a kernel and returns its check, without a result.
+  kernels::KernelCheck Begin(const char* kernel, std::uint32_t heads, std::uint32_t columns,
+                             double limit) const {
+    kernels::KernelCheck check{
         .kernel = kernel,
         .shape = absl::StrCat(heads, " heads of ", columns, ", ", topk_, " of ", tokens_, " keys"),
-        .limit = limit,
-        .fault = {}};
+        .limit = limit};
+    context_->Begin(check.kernel, check.shape);
+    return check;
   }
 
   // Inputs of IndexStore, [kStepRows] rows.
@@ -308,6 +310,8 @@ std::vector<float> SelectionCheck::StoredRows(const kernels::AnyKvView& rows) co
 absl::Status SelectionCheck::Store() {
   const std::uint32_t size = index_.size;
   const DType dtype = context_->activation() == DType::kF32 ? DType::kF32 : DType::kBF16;
+  kernels::KernelCheck check =
+      Begin("index store", index_.heads, size, dtype == DType::kF32 ? 1e-6 : 1e-3);
   QUIRE_ASSIGN_OR_RETURN(Pages pages, Pages::Create(dtype, size, tokens_));
   rows_.emplace(std::move(pages));
   QUIRE_RETURN_IF_ERROR(Fill(*rows_, tokens_ - kNewRows, size, 21));
@@ -322,8 +326,6 @@ absl::Status SelectionCheck::Store() {
   QUIRE_RETURN_IF_ERROR(StoreOnCpu(host, &inputs));
   const std::vector<float> want = StoredRows(host);
   QUIRE_RETURN_IF_ERROR(rows_->Download(context_));
-  kernels::KernelCheck check =
-      CheckOf("index store", index_.heads, size, dtype == DType::kF32 ? 1e-6 : 1e-3);
   check.error = RelativeError(StoredRows(host), want);
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<float> queries,
@@ -335,6 +337,7 @@ absl::Status SelectionCheck::Store() {
 
 // The CPU reads the rows and queries that the GPU stored, so the bits of the scores are equal.
 absl::Status SelectionCheck::Score() {
+  kernels::KernelCheck check = Begin("index score", index_.heads, index_.size, 0);
   const std::int64_t stride = kernels::ScoreStride(tokens_);
   const auto count = static_cast<std::size_t>(kNewRows * stride);
   const std::vector<float> weights = RandomValues(std::size_t{kStepRows} * index_.heads, 27);
@@ -354,7 +357,6 @@ absl::Status SelectionCheck::Score() {
                                    .token_rows = token_rows_,
                                    .positions = positions_};
   QUIRE_ASSIGN_OR_RETURN(params.weights, Upload(weights));
-  kernels::KernelCheck check = CheckOf("index score", index_.heads, index_.size, 0);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> got, RunTwice(scores_, count, &check, [&] {
                            return kernels::IndexScore(*context_->params().backend, params);
                          }));
@@ -383,6 +385,7 @@ absl::Status SelectionCheck::Score() {
 }
 
 absl::Status SelectionCheck::Select() {
+  kernels::KernelCheck check = Begin("key selection", index_.heads, index_.size, 0);
   const std::int64_t stride = kernels::ScoreStride(tokens_);
   const std::size_t count = std::size_t{kNewRows} * topk_;
   QUIRE_ASSIGN_OR_RETURN(selected_, Upload(std::vector<std::int32_t>(kStepRows * topk_)));
@@ -394,7 +397,6 @@ absl::Status SelectionCheck::Select() {
                                    .topk = topk_,
                                    .max_selected = topk_,
                                    .token_rows = token_rows_};
-  kernels::KernelCheck check = CheckOf("key selection", index_.heads, index_.size, 0);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> got,
                          RunTwice(selected_, count, &check, [&] {
                            return kernels::SelectTopK(*context_->params().backend, params);
@@ -486,13 +488,15 @@ std::vector<float> SelectionCheck::ValueColumns(const std::vector<float>& out) c
 absl::Status SelectionCheck::Attend() {
   const std::uint32_t columns = mla_.kv_lora_rank + mla_.rope_size;
   const DType dtype = context_->params().pool->geometry().dtype;
+  const DType activation = context_->activation();
+  kernels::KernelCheck check =
+      Begin("sparse attention", mla_.num_heads, columns, activation == DType::kF32 ? 1e-5 : 1e-2);
   QUIRE_ASSIGN_OR_RETURN(Pages pages, Pages::Create(dtype, columns, tokens_));
   QUIRE_RETURN_IF_ERROR(Fill(pages, tokens_, columns, 28));
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView view, pages.Upload(context_));
   QUIRE_RETURN_IF_ERROR(MapKeys(view));
   const std::vector<float> q = RandomValues(std::size_t{kNewRows} * mla_.num_heads * columns, 29);
   const auto count = static_cast<std::int64_t>(q.size());
-  const DType activation = context_->activation();
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_q, context_->TakeFloats(activation, count));
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr out, context_->TakeFloats(activation, count));
   QUIRE_RETURN_IF_ERROR(context_->UploadFloats(device_q, q));
@@ -505,8 +509,6 @@ absl::Status SelectionCheck::Attend() {
   params.num_rows = kStepRows;
   params.live_rows = live_rows_;
   params.plan = plan_;
-  kernels::KernelCheck check =
-      CheckOf("sparse attention", mla_.num_heads, columns, activation == DType::kF32 ? 1e-5 : 1e-2);
   const auto bytes = static_cast<std::size_t>(count * DTypeSize(activation));
   QUIRE_RETURN_IF_ERROR(RunTwice(static_cast<std::byte*>(out.data()), bytes, &check, [&] {
                           return kernels::SparseAttention(*context_->params().backend, params);
@@ -523,6 +525,7 @@ absl::Status SelectionCheck::Run() {
   QUIRE_ASSIGN_OR_RETURN(
       cpu_, kernels::Backend::Create(Device::Cpu(), context_->params().backend->pool()));
   context_->Free();
+  context_->Begin("learned selection", absl::StrCat(index_.heads, " heads"));
   QUIRE_RETURN_IF_ERROR(Places());
   QUIRE_RETURN_IF_ERROR(Store());
   QUIRE_RETURN_IF_ERROR(Score());

@@ -71,6 +71,11 @@ void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
 
 }  // namespace
 
+int ExitCodeOf(const absl::Status& status) {
+  if (runtime::IsDeviceError(status)) return kExitDevice;
+  return absl::IsInternal(status) ? kExitEngine : kExitConfig;
+}
+
 class Daemon::Impl {
  public:
   Impl(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
@@ -204,12 +209,8 @@ void Daemon::Impl::OnFatal(const absl::Status& status) {
   Fail(status);
 }
 
-// Sets the exit code for an internal error, a device that failed or was lost, or an unusable
-// configuration.
 void Daemon::Impl::Fail(const absl::Status& status) {
-  exit_code_ = runtime::IsDeviceError(status) ? kExitDevice
-               : absl::IsInternal(status)     ? kExitEngine
-                                              : kExitConfig;
+  exit_code_ = ExitCodeOf(status);
   changed_.NotifyAll();
 }
 

@@ -12,6 +12,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "runtime/cpu_check.h"
 #include "server/config/layered_config.h"
 
@@ -24,6 +25,10 @@ inline constexpr int kExitUsage = 64;
 inline constexpr int kExitEngine = 70;
 inline constexpr int kExitDevice = 71;
 inline constexpr int kExitConfig = 78;
+
+// Returns the exit code after an error of the start or the engine: that of a device that failed or
+// was lost, of an internal error, or of a refused start.
+int ExitCodeOf(const absl::Status& status);
 
 class Daemon {
  public:

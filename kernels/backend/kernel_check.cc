@@ -22,6 +22,11 @@ std::string KernelCheckTable(std::span<const KernelCheck> checks) {
   };
   std::string table = line("kernel", "shape", "error", "limit", "bits equal", "result");
   for (const KernelCheck& check : checks) {
+    if (!check.skipped.empty()) {
+      absl::StrAppend(&table, line(check.kernel, check.shape, "-", "-", "-",
+                                   absl::StrCat("skipped: ", check.skipped)));
+      continue;
+    }
     const bool passed = check.fault.empty();
     absl::StrAppend(&table, line(check.kernel, check.shape, absl::StrFormat("%.1e", check.error),
                                  absl::StrFormat("%.1e", check.limit),

@@ -31,7 +31,9 @@ def test_missing_driver_is_reported(api, tmp_path, type):
     with Daemon(tmp_path, settings=[f"device.type={type}"]) as daemon:
         if type == "cuda":  # the daemon never falls back to the CPU
             assert daemon.wait(60) == 78, daemon.log
-            assert ("driver" if has_cuda() else "needs a build with CUDA") in daemon.log
+            (error,) = [line for line in map(json.loads, daemon.log.splitlines()) if line["level"] == "error"]
+            assert ("driver" if has_cuda() else "needs a build with CUDA") in error["error"]
+            assert "set device.type: cpu" in error["error"]
             assert '"ready"' not in daemon.log
             return
         daemon.wait_serving()
@@ -130,6 +132,7 @@ def test_level_that_fails_its_check_is_skipped(api, tmp_path, broken_fork, numbe
         lines = [json.loads(line) for line in daemon.log.splitlines()]
         (warning,) = [line for line in lines if "failed its check and is skipped" in line["msg"]]
         assert warning["level"] == "warn" and warning["isa"] == levels[0] and warning["used"] == levels[1]
+        assert (warning["kernel"], warning["shape"]) == ("selection", levels[0])
         assert f"signal {int(number)} " in warning["fault"] and f"device.cpu.isa to {levels[1]}" in warning["remedy"]
         (started,) = [line for line in lines if line["msg"] == "computing on the CPU"]
         assert started["isa"] == levels[1] and started["checks"] > 10 and started["check_seconds"] > 0

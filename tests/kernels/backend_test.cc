@@ -133,13 +133,15 @@ TEST(KernelCheckTest, TableHasALinePerCheck) {
   const std::vector<KernelCheck> checks = {
       {.kernel = "bf16 product", .shape = "int4 g32, 9 x 72 x 640"},
       {.kernel = "norm", .shape = "9 x 333", .error = 1.5e-7, .limit = 5e-6},
-      {.kernel = "norm", .shape = "1 x 3", .error = 0.5, .limit = 5e-6, .fault = "wrong"}};
+      {.kernel = "norm", .shape = "1 x 3", .error = 0.5, .limit = 5e-6, .fault = "wrong"},
+      {.kernel = "steps", .shape = "all", .skipped = "no logits"}};
   EXPECT_EQ(
       KernelCheckTable(checks),
       "kernel        shape                   error     limit     bits equal  result\n"
       "bf16 product  int4 g32, 9 x 72 x 640  0.0e+00   0.0e+00   yes         passed\n"
       "norm          9 x 333                 1.5e-07   5.0e-06   no          passed\n"
-      "norm          1 x 3                   5.0e-01   5.0e-06   no          FAILED: wrong\n");
+      "norm          1 x 3                   5.0e-01   5.0e-06   no          FAILED: wrong\n"
+      "steps         all                     -         -         -           skipped: no logits\n");
 }
 
 TEST(IsaTest, BF16ActivationsNeedAvx2) {

@@ -18,10 +18,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/error_reason.h"
 #include "base/logging.h"
+#include "kernels/elementwise/embedding.h"
 #include "quire/v1/admin.grpc.pb.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "server/config/layered_config.h"
@@ -33,6 +37,26 @@
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/waiting.h"
 #include "tools/quire/synthetic_model.h"
+
+namespace quire::kernels::internal {
+
+// The linker calls the second function in place of the first one.
+absl::Status RealEmbedding(const CudaContext& context, const EmbeddingParams& params) __asm__(
+    "__real__ZN5quire7kernels8internal13EmbeddingCudaERKNS0_11CudaContextERKNS0_"
+    "15EmbeddingParamsE");
+absl::Status WrapEmbedding(const CudaContext& context, const EmbeddingParams& params) __asm__(
+    "__wrap__ZN5quire7kernels8internal13EmbeddingCudaERKNS0_11CudaContextERKNS0_"
+    "15EmbeddingParamsE");
+
+bool scales_embeddings = false;
+
+absl::Status WrapEmbedding(const CudaContext& context, const EmbeddingParams& params) {
+  EmbeddingParams changed = params;
+  if (scales_embeddings) changed.scale *= 2;
+  return RealEmbedding(context, changed);
+}
+
+}  // namespace quire::kernels::internal
 
 namespace quire::server {
 namespace {
@@ -175,8 +199,9 @@ class CudaDaemonTest : public ::testing::Test {
     QUIRE_CHECK(log::Configure({}).ok());
   }
 
-  // The tiny model with random weights.
+  // The tiny model with random weights. Pages for 480 tokens keep the check of attention short.
   std::vector<std::string> Tiny(std::vector<std::string> sets) const {
+    sets.insert(sets.begin(), "kv_cache.capacity_bytes=256KiB");
     sets.push_back(absl::StrCat("model.path=", dir_.path(), "/tiny"));
     sets.push_back("model.load_mode=dummy");
     return sets;
@@ -188,6 +213,18 @@ class CudaDaemonTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   }
 
+  // Starts a daemon whose start must fail with code 78. Returns the only error that it logs.
+  std::string OnlyErrorOf(const std::vector<std::string>& sets) const {
+    const std::size_t before = Log().size();
+    EXPECT_EQ(Refused(sets), kExitConfig);
+    std::vector<std::string> errors;
+    for (const absl::string_view line : absl::StrSplit(Log().substr(before), '\n')) {
+      if (absl::StrContains(line, "\"level\":\"error\"")) errors.emplace_back(line);
+    }
+    EXPECT_EQ(errors.size(), 1u) << absl::StrJoin(errors, "\n");
+    EXPECT_THAT(Log().substr(before), Not(HasSubstr("\"ready\"")));
+    return errors.empty() ? "" : errors[0];
+  }
   // Starts a daemon whose start must fail, and returns its exit code.
   int Refused(const std::vector<std::string>& sets) const {
     RunningDaemon daemon(dir_.path(), Tiny(sets));
@@ -197,19 +234,26 @@ class CudaDaemonTest : public ::testing::Test {
   const testing::TempDir dir_;
 };
 
-TEST_F(CudaDaemonTest, StoryModelGeneratesTheTokensOfTheCpu) {
+// A model of the fixtures in f32. tests/deploy/test_gpu.py serves the embedded model, whose
+// self-check takes the emulator 8 s.
+std::vector<std::string> SmallModel(std::vector<std::string> sets) {
+  sets.push_back(absl::StrCat("model.path=", paths::TestData("models/llama-mha-f32")));
+  sets.push_back("kv_cache.dtype=f32");
+  return sets;
+}
+
+TEST_F(CudaDaemonTest, GeneratesTheTokensOfTheCpu) {
   constexpr int kTokens = 6;
   const std::string prompt = "Once upon a time";
   std::vector<std::int32_t> expected;
   {
-    RunningDaemon cpu(dir_.path(),
-                      {"device.type=cpu", "kv_cache.dtype=f32", "device.cpu.activations=f32"});
+    RunningDaemon cpu(dir_.path(), SmallModel({"device.type=cpu", "device.cpu.activations=f32"}));
     cpu.WaitUntilReady();
     expected = cpu.Generate(prompt, kTokens).ids;
     ASSERT_EQ(expected.size(), std::size_t{kTokens});
     EXPECT_EQ(cpu.Stop(), kExitOk);
   }
-  RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=f32"});
+  RunningDaemon gpu(dir_.path(), SmallModel({"device.type=cuda"}));
   gpu.WaitUntilReady();
   const v1::GetServerInfoResponse info = gpu.Info();
   ASSERT_EQ(info.devices_size(), 1);
@@ -326,13 +370,12 @@ TEST_F(CudaDaemonTest, ScoresEqualThoseOfTheCpu) {
   }
   v1::ScoreResponse expected;
   {
-    RunningDaemon cpu(dir_.path(),
-                      {"device.type=cpu", "kv_cache.dtype=f32", "device.cpu.activations=f32"});
+    RunningDaemon cpu(dir_.path(), SmallModel({"device.type=cpu", "device.cpu.activations=f32"}));
     cpu.WaitUntilReady();
     expected = cpu.Score(request);
     EXPECT_EQ(cpu.Stop(), kExitOk);
   }
-  RunningDaemon gpu(dir_.path(), {"device.type=cuda", "kv_cache.dtype=f32"});
+  RunningDaemon gpu(dir_.path(), SmallModel({"device.type=cuda"}));
   gpu.WaitUntilReady();
   const v1::ScoreResponse got = gpu.Score(request);
   ASSERT_EQ(got.results_size(), 3);
@@ -415,8 +458,8 @@ TEST_F(CudaDaemonTest, UnusableDeviceIsRefusedWithFigures) {
   const auto refused = [this](const cuda_emulator::EmulatorOptions& options, const char* text,
                               const std::vector<std::string>& sets = {"device.type=cuda"}) {
     cuda_emulator::SetOptions(options);
-    EXPECT_EQ(Refused(sets), kExitConfig) << text;
-    EXPECT_THAT(Log(), HasSubstr(text));
+    const std::string error = OnlyErrorOf(sets);
+    EXPECT_THAT(error, AllOf(HasSubstr(text), HasSubstr("set device.type: cpu")));
   };
   refused({.driver_version = 0}, "no CUDA driver is installed");
   refused({.driver_version = 12080},
@@ -485,17 +528,49 @@ TEST_F(CudaDaemonTest, SelfCheckRunsAlone) {
   for (const kernels::KernelCheck& check : checks) EXPECT_EQ(check.fault, "");
 }
 
+// Errors of the device during single comparisons, and during the first steps.
 TEST_F(CudaDaemonTest, FailedSelfCheckExitsWith78) {
-  for (const char* hopper : {"true", "false"}) {
-    cuda_emulator::InjectFault({.where = "kernel:rms_norm", .error = cudaErrorIllegalAddress});
-    EXPECT_EQ(Refused({"device.type=cuda", absl::StrCat("device.hopper_kernels=", hopper)}),
-              kExitConfig);
-    EXPECT_THAT(Log(), AllOf(HasSubstr("self-check of the kernels, after attention decode"),
-                             HasSubstr("illegal memory access"), Not(HasSubstr("\"ready\""))));
-    cuda_emulator::Reset();
+  const std::pair<const char*, const char*> kernels[] = {{"rms_norm", "norm, "},
+                                                         {"step inputs", "steps, one token: "}};
+  for (const auto& [kernel, text] : kernels) {
+    for (const bool hopper : {true, false}) {
+      cuda_emulator::InjectFault(
+          {.where = absl::StrCat("kernel:", kernel), .error = cudaErrorIllegalAddress});
+      EXPECT_THAT(
+          OnlyErrorOf({"device.type=cuda",
+                       absl::StrCat("device.hopper_kernels=", hopper ? "true" : "false")}),
+          AllOf(HasSubstr(absl::StrCat("self-check of the kernels: ", text)),
+                HasSubstr("illegal memory access"),
+                HasSubstr(hopper ? "device.hopper_kernels: false selects the portable kernels"
+                                 : "update the driver, use another GPU, or set device.type: cpu")));
+      cuda_emulator::Reset();
+    }
   }
-  EXPECT_THAT(Log(), AllOf(HasSubstr("device.hopper_kernels: false selects"),
-                           HasSubstr("set device.type: cpu")));
+}
+
+TEST_F(CudaDaemonTest, WrongResultOfAKernelExitsWith78) {
+  kernels::internal::scales_embeddings = true;
+  const std::string error = OnlyErrorOf({"device.type=cuda"});
+  kernels::internal::scales_embeddings = false;
+  EXPECT_THAT(error, HasSubstr("self-check of the kernels: embedding, bf16, 65 of 512 x 128: the "
+                               "result differs from the reference (relative error 1, limit 0); "
+                               "device.hopper_kernels: false selects the portable kernels"));
+}
+
+// A check that does not end returns DEADLINE_EXCEEDED, one without enough memory
+// RESOURCE_EXHAUSTED (runtime_self_check_test). A step of 64 tokens, the least that a configuration
+// allows, has enough.
+TEST(ExitCodeTest, TellsRefusedStartsFromFailedDevices) {
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kResourceExhausted,
+        absl::StatusCode::kFailedPrecondition, absl::StatusCode::kInvalidArgument,
+        absl::StatusCode::kUnimplemented}) {
+    EXPECT_EQ(ExitCodeOf(absl::Status(code, "x")), kExitConfig) << code;
+  }
+  EXPECT_EQ(ExitCodeOf(absl::InternalError("x")), kExitEngine);
+  for (const Reason reason : {Reason::kDeviceError, Reason::kDeviceLost}) {
+    EXPECT_EQ(ExitCodeOf(WithReason(absl::UnavailableError("x"), reason)), kExitDevice);
+  }
 }
 
 TEST_F(CudaDaemonTest, InternalErrorExitsWith70) {
