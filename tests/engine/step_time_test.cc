@@ -727,6 +727,9 @@ TEST(StepTimeTargetTest, AutoOnAnH100BoundsGapsToThreeMedians) {
     EXPECT_LE(timed.total, free.total / 0.95);
     EXPECT_LE(Quantile(timed.first_tokens, 0.5), Quantile(free.first_tokens, 0.5));
     EXPECT_LE(Quantile(timed.first_tokens, 0.99), first_token * Quantile(free.first_tokens, 0.99));
+    const std::string model = seconds == SmoothH100Seconds ? "smooth" : "tiled";
+    RecordProperty(model + "_p99_in_medians", std::to_string(Quantile(timed.gaps, 0.99) / median));
+    RecordProperty(model + "_throughput_ratio", std::to_string(free.total / timed.total));
   }
 }
 
