@@ -16,12 +16,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "formats/gguf.h"
 #include "formats/gguf_splits.h"
+#include "formats/json_value.h"
 #include "tests/text/testdata.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer/gguf_vocabulary.h"
+#include "text/tokenizer/splitter.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::text {
@@ -245,9 +248,74 @@ TEST(GgufSplitsTest, FindsEveryListedName) {
     EXPECT_TRUE(formats::FindGgufSplit(names.substr(begin, end - begin)).has_value()) << names;
     begin = end + 2;
   }
-  EXPECT_EQ(count, 29);
+  EXPECT_EQ(count, 31);
   EXPECT_FALSE(formats::FindGgufSplit("default").has_value());
   EXPECT_FALSE(formats::FindGgufSplit("").has_value());
+}
+
+// Returns the pieces before bytes are mapped to the byte-level alphabet.
+std::vector<std::string> PiecesOf(absl::string_view pre, const std::string& text) {
+  json config = json::parse(formats::FindGgufSplit(pre)->pre_tokenizer_json);
+  EXPECT_EQ(config["pretokenizers"].back()["type"], "ByteLevel");
+  config["pretokenizers"].erase(config["pretokenizers"].size() - 1);
+  const std::string config_text = config.dump();
+  const auto document = formats::JsonDocument::Parse(config_text);
+  EXPECT_TRUE(document.ok()) << document.status();
+  const auto splitter = Splitter::FromJson(document->root());
+  EXPECT_TRUE(splitter.ok()) << splitter.status();
+  PieceList list{AlignedText(text, 0, /*tracked=*/false), {{0, text.size(), -1}}};
+  RegexScratch scratch;
+  EXPECT_TRUE(splitter->Split(list, scratch).ok());
+  std::vector<std::string> pieces;
+  for (const Piece& piece : list.pieces) {
+    pieces.emplace_back(list.text.view(piece.begin, piece.end));
+  }
+  return pieces;
+}
+
+// Recorded with tokenizers 0.23.3 and the patterns of the published tokenizers.
+TEST(GgufSplitsTest, PiecesEqualThoseOfPublishedPatterns) {
+  struct Recorded {
+    std::vector<std::string> kimi;
+    std::vector<std::string> deepseek;
+  };
+  const Recorded kRecorded[] = {
+      {{"Hello", ",", " world", "!"}, {"Hello", ",", " world", "!"}},
+      {{"it's", " WE'LL", " don't"}, {"it", "'", "s", " WE", "'", "LL", " don", "'", "t"}},
+      {{"Camel", "Case", "HTTPServer", "2", "go"}, {"CamelCaseHTTPServer", "2", "go"}},
+      {{"中文字符", "abc", "漢字", "かな", " ", "123", "45"},
+       {"中文字符", "abc", "漢字かな", " ", "1", "2", "3", "4", "5"}},
+      {{"A", "中", "B", "漢", "C", "々", "〆", "〇", "X"},
+       {"A", "中", "B", "漢", "C", "々〆", "〇", "X"}},
+      {{"ÀÉî", " ßtraße", " Ǆǅǆ"}, {"ÀÉî", " ß", "tra", "ß", "e", " Ǆǅǆ"}},
+      {{"한국어", " 텍스트", " カタカナー"}, {"한국어", " ", "텍스트", " ", "カタカナー"}},
+      {{"e\u0301a\u0301", " \u0301", "中", "\u0301"},
+       {"e", "\u0301", "a", "\u0301 \u0301", "中", "\u0301"}},
+      {{" \t\n\n", " ", " x", "  \r\n", " y"},
+       {" \t", "\n", "\n", " ", " x", "  ", "\r", "\n", " y"}},
+      {{"3", ".", "141", "59", ",", " ", "²③", " ", "123", "456", "7"},
+       {"3", ".", "1", "4", "1", "5", "9", ",", " ", "²", "③", " ", "1", "2", "3", "4", "5", "6",
+        "7"}},
+      {{"...//\n\n", "!?"}, {"...//", "\n", "\n", "!?"}},
+      {{"，。！", " “", "x", "”", " —", " 。"},
+       {"，", "。", "！", " ", "“", "x", "”", " ", "—", " ", "。"}},
+      {{"def", " f", "(x", "):\n", "   ", " return", " x", "**", "2", "  \n"},
+       {"def", " f", "(", "x", "):", "\n", "   ", " return", " x", "**", "2", "  ", "\n"}},
+      {{"\U0001f600\U0001f44d\U0001f3fd", " a", "\U0001f600b"},
+       {"\U0001f600\U0001f44d\U0001f3fd", " a", "\U0001f600", "b"}},
+      {{"кириллица", " ΕΛΛ", " ελλ"}, {"кириллица", " ΕΛΛ", " ελλ"}},
+      {{"देवनागरी", " ไทย"}, {"देवनागरी", " ", "ไทย"}},
+      {{"a", " ", " b", "  ", " c", " "}, {"a", " ", " b", "  ", " c", " "}},
+      {{"\U00020000\U0002a700", "z", " \U00010400\U00010428"},
+       {"\U00020000\U0002a700", "z", " \U00010400\U00010428"}},
+      {{"   "}, {"   "}},
+      {{"\n"}, {"\n"}},
+  };
+  for (const Recorded& recorded : kRecorded) {
+    const std::string text = absl::StrJoin(recorded.kimi, "");
+    EXPECT_EQ(PiecesOf("kimi-k2", text), recorded.kimi);
+    EXPECT_EQ(PiecesOf("deepseek-llm", text), recorded.deepseek);
+  }
 }
 
 // ---- scores of a SentencePiece model ------------------------------------------------------------
