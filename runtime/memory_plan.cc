@@ -59,6 +59,13 @@ void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
   geometry->scale_page_stride = stride / row * geometry->scale_row_elements();
 }
 
+// Returns the bytes of the index rows of one page.
+std::int64_t PageIndexBytes(const models::ModelSpec& spec, const models::LayerGroups& layers,
+                            const cache::KvGeometry& pool) {
+  if (layers.index_slots == 0) return 0;
+  return IndexGeometry(spec, layers.index_slots, pool).page_bytes();
+}
+
 // Does the same as IndexRowsFor, without checking the geometry.
 IndexRows PlaceIndexRows(const models::ModelSpec& spec, const cache::KvGeometry& geometry) {
   IndexRows index;
@@ -218,6 +225,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
   plan.layer_groups = models::PlanLayerGroups(checked.spec);
   plan.state_bytes = options.runner.num_state_slots * plan.layer_groups.state_bytes;
   plan.page_bytes = geometry.page_bytes();
+  plan.page_index_bytes = PageIndexBytes(checked.spec, plan.layer_groups, geometry);
   plan.pool_bytes = geometry.page_bytes() * geometry.num_blocks;
   plan.prefix_index_bytes = PrefixIndexBytes(checked.spec, geometry, plan.layer_groups,
                                              options.runner, options.prefix_caching);
@@ -305,6 +313,7 @@ absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& fil
   DeviceMemoryPlan plan;
   plan.device_memory_bytes = options.device_memory_bytes;
   plan.layer_groups = models::PlanLayerGroups(checked.spec);
+  plan.page_index_bytes = PageIndexBytes(checked.spec, plan.layer_groups, geometry);
   QUIRE_ASSIGN_OR_RETURN(plan.weight_bytes, DeviceWeightBytes(files, checked, options));
   plan.runner =
       RunnerMemoryFor(checked.spec, CudaSizesFor(checked.spec, options.page_size, options.runner),

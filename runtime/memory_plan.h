@@ -77,6 +77,7 @@ struct MemoryPlan {
   std::string weight_format;      // Model::quantization
   models::LayerGroups layer_groups;
   std::int64_t page_bytes = 0;          // one page
+  std::int64_t page_index_bytes = 0;    // index rows of one page, a part of page_bytes
   std::int64_t pool_bytes = 0;          // all pages, the null page included
   std::int64_t prefix_index_bytes = 0;  // an upper bound, CacheManager::PrefixIndexBytes
   std::int64_t workspace_bytes = 0;
@@ -138,6 +139,7 @@ struct DeviceMemoryPlan {
   std::int64_t weight_bytes = 0;         // equals Model::weight_bytes after loading
   models::LayerGroups layer_groups;
   std::int64_t page_bytes = 0;          // one page
+  std::int64_t page_index_bytes = 0;    // MemoryPlan::page_index_bytes
   std::uint32_t num_blocks = 0;         // pages, the null page included
   std::int64_t pool_bytes = 0;          // all pages and the guards around them
   std::int64_t prefix_index_bytes = 0;  // host memory; an upper bound

@@ -24,9 +24,12 @@ std::string Line(absl::string_view name, std::int64_t bytes, absl::string_view w
                          static_cast<double>(bytes) / (1 << 20), what);
 }
 
-// Adds the layer groups and the pages that a sequence needs.
-void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
-               std::uint32_t sequence_pages, std::int32_t context_tokens, PlanReport* report) {
+// Adds the layer groups and the pages that a sequence needs. `Plan` is a MemoryPlan or a
+// DeviceMemoryPlan.
+template <typename Plan>
+void AddLayers(const Plan& plan, std::uint32_t sequence_pages, std::int32_t context_tokens,
+               PlanReport* report) {
+  const models::LayerGroups& layers = plan.layer_groups;
   report->json["page_layers"] = layers.slots;
   report->json["layer_groups"] = nlohmann::json::array();
   for (const models::LayerGroup& group : layers.groups) {
@@ -37,8 +40,14 @@ void AddLayers(const models::LayerGroups& layers, std::int64_t page_bytes,
   report->json["max_context_tokens"] = context_tokens;
   report->lines.push_back(absl::StrCat("layers       ", DescribePages(layers)));
   report->lines.push_back(
-      Line("sequence", sequence_pages * page_bytes,
+      Line("sequence", sequence_pages * plan.page_bytes,
            absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
+  if (layers.index_slots == 0) return;
+  report->json["index_layers"] = layers.index_slots;
+  report->json["page_index_bytes"] = plan.page_index_bytes;
+  report->lines.push_back(Line("index rows", plan.page_index_bytes,
+                               absl::StrCat(" of each page, for ", layers.index_slots,
+                                            layers.index_slots == 1 ? " layer" : " layers")));
 }
 
 // Adds the slots of recurrent states. Their number is unknown if the pool has no given size and the
@@ -86,8 +95,7 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
   report.json["page_tokens"] = plan.page_size;
   report.json["kv_dtype"] = DTypeName(plan.kv_dtype);
   AddStates(plan.states, /*is_sized=*/true, &report);
-  AddLayers(plan.memory.layer_groups, plan.memory.page_bytes, plan.sequence_pages,
-            plan.context_tokens, &report);
+  AddLayers(plan.memory, plan.sequence_pages, plan.context_tokens, &report);
   return report;
 }
 
@@ -120,7 +128,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
       Line("page", plan.page_bytes,
            absl::StrCat(", ", daemon.pool.page_size, " tokens as ", DTypeName(daemon.pool.dtype))));
   AddStates(cpu.states, daemon.pool.capacity_bytes || plan.weight_bytes <= free_bytes, &report);
-  AddLayers(plan.layer_groups, plan.page_bytes, cpu.sequence_pages, cpu.context_tokens, &report);
+  AddLayers(plan, cpu.sequence_pages, cpu.context_tokens, &report);
   return report;
 }
 

@@ -86,6 +86,12 @@ std::string DescribeMla(const MlaSpec& mla) {
   parts.Add("latent attention (MLA) with ", Count(mla.num_heads, "head"));
   parts.Add("cached rows of ", mla.kv_lora_rank, " latent and ", mla.rope_size, " rotary columns");
   parts.AddIf(mla.q_lora_rank != 0, "queries of rank ", mla.q_lora_rank);
+  if (mla.has_indexer()) {
+    parts.Add("at most ", mla.index->topk, " keys chosen by an indexer with ",
+              Count(mla.index->heads, "head"), " of size ", mla.index->size);
+  } else if (mla.index) {
+    parts.Add("the keys that layer ", mla.index->from_layer, " chose");
+  }
   return parts.Join();
 }
 
