@@ -1,15 +1,17 @@
 #include "tests/parity/fp8_fixture.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "base/check.h"
-#include "base/dtype.h"
 #include "models/weights/checkpoint.h"
+#include "tests/parity/coded_matrix.h"
+#include "tests/parity/ggml_encoder.h"
 
 namespace quire::models::parity {
 
@@ -33,35 +35,11 @@ std::string SafetensorsOf(const std::vector<FileTensor>& tensors) {
 
 namespace {
 
-// Adds a matrix in fp8 with blocks of 128, and the f32 values that it represents.
-void AddFp8(const formats::StoredTensor& tensor, std::vector<FileTensor>* fp8,
-            std::vector<FileTensor>* exact) {
-  constexpr std::int64_t kBlock = 128;
-  const std::int64_t n = tensor.shape[0], k = tensor.shape[1], columns = (k + kBlock - 1) / kBlock;
-  const std::int64_t blocks = (n + kBlock - 1) / kBlock * columns;
-  const auto value = [&](std::int64_t i) {
-    BF16 stored;
-    std::memcpy(&stored, tensor.bytes.data() + i * 2, 2);
-    return stored.ToFloat();
-  };
-  const auto block = [&](std::int64_t i) {
-    return static_cast<std::size_t>(i / k / kBlock * columns + i % k / kBlock);
-  };
-  std::vector<float> scales(static_cast<std::size_t>(blocks)), values;
-  std::vector<F8E4M3> codes;
-  for (std::int64_t i = 0; i < n * k; ++i) {
-    scales[block(i)] = std::max(scales[block(i)], std::fabs(value(i)) / 448);
-  }
-  for (std::int64_t i = 0; i < n * k; ++i) {
-    codes.push_back(F8E4M3::FromFloat(value(i) / scales[block(i)]));
-    values.push_back(codes.back().ToFloat() * scales[block(i)]);
-  }
-  fp8->push_back({tensor.name, "F8_E4M3", BytesOfValues(codes), tensor.shape});
-  fp8->push_back(
-      {tensor.name + "_scale_inv", "F32", BytesOfValues(scales), {blocks / columns, columns}});
-  exact->push_back({tensor.name, "F32", BytesOfValues(values), tensor.shape});
+std::string TextOf(std::span<const std::byte> bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+constexpr std::int64_t kBlock = 128;
 constexpr absl::string_view kMatrixEnds[] = {"_proj.weight", "_proj_with_mqa.weight",
                                              "in_proj_qkvz.weight", "in_proj_ba.weight"};
 
@@ -78,13 +56,15 @@ std::vector<std::string> MakeFp8(EditedFixture* fp8, EditedFixture* exact) {
                     [&](absl::string_view end) { return absl::EndsWith(tensor.name, end); });
     if (is_matrix) {
       coded.push_back(tensor.name);
-      AddFp8(tensor, &fp8_tensors, &exact_tensors);
+      FloatMatrix matrix{.name = tensor.name, .shape = tensor.shape, .values = {}};
+      matrix.values = DecodeGgml(formats::GgmlType::kBF16, TextOf(tensor.bytes));
+      CodedMatrix encoded = EncodeFp8(matrix, kBlock, kBlock, "_scale_inv");
+      std::move(encoded.tensors.begin(), encoded.tensors.end(), std::back_inserter(fp8_tensors));
+      exact_tensors.push_back({tensor.name, "F32", BytesOfValues(encoded.values), tensor.shape});
       continue;
     }
-    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
-                            tensor.bytes.size());
     for (auto* tensors : {&fp8_tensors, &exact_tensors}) {
-      tensors->push_back({tensor.name, tensor.type, bytes, tensor.shape});
+      tensors->push_back({tensor.name, tensor.type, TextOf(tensor.bytes), tensor.shape});
     }
   }
   fp8->Text("model.safetensors") = SafetensorsOf(fp8_tensors);
@@ -92,7 +72,7 @@ std::vector<std::string> MakeFp8(EditedFixture* fp8, EditedFixture* exact) {
   fp8->config()["quantization_config"] = {{"quant_method", "fp8"},
                                           {"fmt", "e4m3"},
                                           {"activation_scheme", "dynamic"},
-                                          {"weight_block_size", {128, 128}}};
+                                          {"weight_block_size", {kBlock, kBlock}}};
   return coded;
 }
 

@@ -18,14 +18,13 @@
 #include "base/dtype.h"
 #include "formats/tensors/ggml_blocks.h"
 #include "models/weights/checkpoint.h"
+#include "tests/parity/ggml_encoder.h"
 
 namespace quire::models::parity {
 namespace {
 
 using nlohmann::json;
 using Names = std::map<std::string, std::string>;
-
-constexpr std::uint32_t kQ8Type = 8;  // ggml's number of Q8_0
 
 struct Values {
   std::vector<std::int64_t> shape;
@@ -173,34 +172,20 @@ std::string FindName(const Names& own, const std::string& part) {
 // True for the matrices that programs quantize.
 bool IsQuantized(const std::string& name, const Values& values) {
   return values.shape.size() > 1 && absl::EndsWith(name, ".weight") &&
-         values.shape.back() % 32 == 0 && !absl::StrContains(name, "conv") &&
-         !absl::StrContains(name, "norm") && !absl::StrContains(name, "ffn_gate_inp");
-}
-
-// Returns blocks of 34 bytes: a factor in f16, then 32 integers.
-std::string QuantizeQ8(const std::vector<float>& values) {
-  std::string blocks;
-  for (std::size_t i = 0; i < values.size(); i += 32) {
-    float largest = 0;
-    for (std::size_t j = i; j < i + 32; ++j) largest = std::max(largest, std::abs(values[j]));
-    const F16 factor = F16::FromFloat(largest / 127);
-    blocks.append(reinterpret_cast<const char*>(&factor), sizeof(factor));
-    for (std::size_t j = i; j < i + 32; ++j) {
-      const float scaled = largest == 0 ? 0 : values[j] / factor.ToFloat();
-      blocks.push_back(static_cast<char>(std::clamp(std::lround(scaled), -127L, 127L)));
-    }
-  }
-  return blocks;
+         values.shape.back() % 32 == 0 && !absl::StrContains(name, "conv.weight") &&
+         !absl::StrContains(name, "conv1d") && !absl::StrContains(name, "norm") &&
+         !absl::StrContains(name, "ffn_gate_inp");
 }
 
 class Converter {
  public:
-  Converter(EditedFixture& fixture, const std::string& architecture, MatrixType type)
+  Converter(EditedFixture& fixture, const std::string& architecture, const GgufOptions& options)
       : arch_(architecture),
-        type_(type),
+        options_(options),
         config_(fixture.config()),
         names_(OwnNames(architecture)) {
     if (config_.contains("text_config")) config_ = config_["text_config"];
+    if (options.has_tokenizer) tokenizer_ = json::parse(fixture.Text("tokenizer.json"));
     const formats::ModelFiles files = fixture.Files();
     const auto checkpoint = Checkpoint::Open(files);
     QUIRE_CHECK(checkpoint.ok());
@@ -231,6 +216,7 @@ class Converter {
     if (config_.contains("kv_lora_rank")) AddMlaKeys();
     for (auto& [name, values] : tensors_) AddTensor(name, std::move(values));
     AddExpertStacks();
+    if (options_.has_tokenizer) AddTokenizer();
     return std::move(writer_);
   }
 
@@ -248,18 +234,23 @@ class Converter {
   void CopyNumber(const std::string& key, const char* from) {
     if (config_.contains(from)) writer_.Number(Key(key), config_[from].get<double>());
   }
+  formats::GgmlType TypeOf(const std::string& name, const Values& values) const {
+    const bool is_outer = !absl::StartsWith(name, "blk.");
+    if (!IsQuantized(name, values) || (options_.in_layers_only && is_outer)) {
+      return formats::GgmlType::kF32;
+    }
+    const bool fits = values.shape.back() % formats::FormatOf(options_.type).elements == 0;
+    return fits ? options_.type : formats::GgmlType::kQ8_0;
+  }
   void Tensor(const std::string& name, const Values& values) {
-    if (type_ == MatrixType::kF32 || !IsQuantized(name, values)) {
-      return writer_.Tensor(name, values.shape, 0, values.data.data(),
-                            values.data.size() * sizeof(float));
+    formats::GgmlType type = TypeOf(name, values);
+    std::string bytes = EncodeGgml(type, values.data);
+    if (options_.is_dequantized) {
+      bytes = EncodeGgml(formats::GgmlType::kF32, DecodeGgml(type, bytes));
+      type = formats::GgmlType::kF32;
     }
-    const std::string blocks = QuantizeQ8(values.data);
-    if (type_ == MatrixType::kQ8) {
-      return writer_.Tensor(name, values.shape, kQ8Type, blocks.data(), blocks.size());
-    }
-    std::vector<float> rounded(values.data.size());
-    formats::DequantizeRow(formats::GgmlType::kQ8_0, std::as_bytes(std::span(blocks)), rounded);
-    writer_.Tensor(name, values.shape, 0, rounded.data(), rounded.size() * sizeof(float));
+    writer_.Tensor(name, values.shape, static_cast<std::uint32_t>(type), bytes.data(),
+                   bytes.size());
   }
 
   // Rope settings, which are at the top level or nested.
@@ -769,9 +760,39 @@ class Converter {
     }
   }
 
+  // Fixtures have BPE with the pre-tokenizer of GPT-2. Ids behind its tokens are unused.
+  void AddTokenizer() {
+    constexpr std::int32_t kNormal = 1, kControl = 3, kUnused = 5;
+    std::vector<std::string> tokens(static_cast<std::size_t>(Size("vocab_size")));
+    std::vector<std::int32_t> types(tokens.size(), kUnused);
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = absl::StrCat("[PAD", i, "]");
+    const auto set = [&](const std::string& token, std::size_t id, std::int32_t type) {
+      tokens.at(id) = token;
+      types.at(id) = type;
+    };
+    for (const auto& [token, id] : tokenizer_["model"]["vocab"].items()) set(token, id, kNormal);
+    for (const json& added : tokenizer_["added_tokens"]) {
+      set(added["content"], added["id"], kControl);
+    }
+    std::vector<std::string> merges;
+    for (const json& pair : tokenizer_["model"]["merges"]) {
+      merges.push_back(pair[0].get<std::string>() + " " + pair[1].get<std::string>());
+    }
+    writer_.Text("tokenizer.ggml.model", "gpt2");
+    writer_.Text("tokenizer.ggml.pre", "gpt-2");
+    writer_.Texts("tokenizer.ggml.tokens", tokens);
+    writer_.Integers("tokenizer.ggml.token_type", types);
+    writer_.Texts("tokenizer.ggml.merges", merges);
+    for (const char* name : {"bos", "eos"}) {
+      const std::string key = absl::StrCat(name, "_token_id");
+      writer_.Integer("tokenizer.ggml." + key, static_cast<std::uint32_t>(Size(key.c_str())));
+    }
+  }
+
   const std::string arch_;
-  const MatrixType type_;
+  const GgufOptions options_;
   json config_;
+  json tokenizer_;
   const Names names_;
   Tensors tensors_;
   std::map<std::string, std::map<std::size_t, Values>> experts_;
@@ -780,8 +801,9 @@ class Converter {
 
 }  // namespace
 
-GgufWriter ConvertToGguf(EditedFixture& fixture, const std::string& architecture, MatrixType type) {
-  return Converter(fixture, architecture, type).Convert();
+GgufWriter ConvertToGguf(EditedFixture& fixture, const std::string& architecture,
+                         const GgufOptions& options) {
+  return Converter(fixture, architecture, options).Convert();
 }
 
 }  // namespace quire::models::parity

@@ -82,8 +82,8 @@ class GgufHybridTest : public testing::TestWithParam<Case> {
     original_ = read->spec;
   }
 
-  std::string Converted(MatrixType type = MatrixType::kF32) {
-    return ConvertToGguf(fixture_, GetParam().architecture, type).File();
+  std::string Converted(const GgufOptions& options = {}) {
+    return ConvertToGguf(fixture_, GetParam().architecture, options).File();
   }
   absl::StatusOr<std::vector<ReplayedPrompt>> ReplayFile(const std::string& file,
                                                          const Reference& reference,
@@ -168,8 +168,9 @@ TEST_P(GgufHybridTest, QuantizedMatricesEqualTheirValues) {
                            .only = {3},
                            .generated = 8,
                            .quantization = Quantization::kNone};
-  const auto want = ReplayFile(Converted(MatrixType::kRoundedQ8), *reference, options);
-  const std::string file = Converted(MatrixType::kQ8);
+  const auto want = ReplayFile(
+      Converted({.type = formats::GgmlType::kQ8_0, .is_dequantized = true}), *reference, options);
+  const std::string file = Converted({.type = formats::GgmlType::kQ8_0});
   const auto got = ReplayFile(file, *reference, options);
   ASSERT_TRUE(want.ok()) << want.status();
   ASSERT_TRUE(got.ok()) << got.status();
@@ -310,6 +311,50 @@ TEST(GgufHybridKeysTest, ReadsWhatOtherWritersState) {
                                  "(supported: F32)"));
   EXPECT_THAT(error("qwen35-bf16", "lfm2moe", [](GgufWriter*) {}),
               testing::HasSubstr("general.architecture \"lfm2moe\" is not supported"));
+}
+
+// Files of Llama 4 do not state chunks, layers without rope, position scale and QK norm. A
+// config.json without these keys has the same defaults.
+TEST(GgufHybridKeysTest, Llama4HasTheValuesOfPublishedModels) {
+  EditedFixture fixture("llama4-bf16");
+  for (const char* key : {"attention_chunk_size", "attn_scale", "attn_temperature_tuning",
+                          "floor_scale", "no_rope_layers", "use_qk_norm"}) {
+    ASSERT_EQ(fixture.config().erase(key), 1u);
+  }
+  std::string file = ConvertToGguf(fixture, "llama4").File();
+  const auto read = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  const auto original = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
+  ASSERT_TRUE(read.ok() && original.ok()) << read.status() << original.status();
+  ASSERT_EQ(read->spec.layers.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const AttentionSpec& heads = read->spec.layers[i].heads;
+    EXPECT_TRUE(heads == original->spec.layers[i].heads) << i;
+    const bool has_rope = i != 3;
+    EXPECT_EQ(heads.rope >= 0, has_rope);
+    EXPECT_EQ(heads.chunk, has_rope ? 8192u : 0u);
+    EXPECT_EQ(heads.qk_norm.kind, has_rope ? NormKind::kRms : NormKind::kNone);
+    EXPECT_EQ(heads.q_position_scale, has_rope ? PositionScale{} : (PositionScale{0.1f, 8192, 1}));
+  }
+
+  const auto reference = ReadReference("llama4-bf16");
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const ReplayOptions options{.threads = 2, .only = {3}, .generated = 4};
+  const auto got = Replay(FilesOf(file), *reference, options);
+  const auto want = Replay(fixture.Files(), *reference, options);
+  ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
+  EXPECT_LE(Compare((*got)[0].logits, (*want)[0].logits).relative, kMaxRelative);
+  EXPECT_GT(Compare((*got)[0].logits, reference->prompts[3].logits).relative, 0.01);
+
+  // The model with 128 experts has no QK norm.
+  const std::string experts = Number("llama4.expert_count", 4);
+  const std::size_t at = file.find(experts);
+  ASSERT_NE(at, std::string::npos);
+  file.replace(at, experts.size(), Number("llama4.expert_count", 128));
+  const auto large = runtime::ReadModelSpec(FilesOf(file), DeviceKind::kCpu);
+  ASSERT_TRUE(large.ok()) << large.status();
+  for (const LayerSpec& layer : large->spec.layers) {
+    EXPECT_EQ(layer.heads.qk_norm.kind, NormKind::kNone);
+  }
 }
 
 }  // namespace

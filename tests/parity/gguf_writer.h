@@ -33,6 +33,12 @@ class GgufWriter {
     Put(&header_, static_cast<std::uint64_t>(values.size()));
     for (const std::int32_t value : values) Put(&header_, value);
   }
+  void Texts(const std::string& key, const std::vector<std::string>& values) {
+    Key(key, 9);
+    Put(&header_, std::uint32_t{8});
+    Put(&header_, static_cast<std::uint64_t>(values.size()));
+    for (const std::string& value : values) String(&header_, value);
+  }
   void Bools(const std::string& key, const std::vector<bool>& values) {
     Key(key, 9);
     Put(&header_, std::uint32_t{7});

@@ -40,7 +40,11 @@ const Case kCases[] = {{"llama-bias-bf16", Quantization::kInt8},
                        {"gpt-oss-bf16", Quantization::kInt8G32, true},
                        {"deepseek-v2-bf16", Quantization::kInt8G32, true},
                        {"qwen3-next-bf16", Quantization::kInt8, true, true},
-                       {"qwen35-bf16", Quantization::kInt8, false, true}};
+                       {"qwen35-bf16", Quantization::kInt8, false, true},
+                       {"granite-hybrid-bf16", Quantization::kInt8, true, true},
+                       {"nemotron-h-bf16", Quantization::kInt8, true, true},
+                       {"lfm2-bf16", Quantization::kInt4G32, false, true},
+                       {"kimi-linear-bf16", Quantization::kInt8, true, true}};
 
 class QuantizedTest : public testing::TestWithParam<Case> {
  protected:
@@ -90,8 +94,9 @@ TEST_P(QuantizedTest, BitsDependOnTheSequenceOnly) {
 }
 
 // The fixtures' weights are random, so errors do not average out as in trained models. The bounds
-// are a third above the measurements (8 bits 0.023 to 0.076, with recurrent layers 0.136 and with
-// experts 0.156, 4 bits 0.25 to 0.41). A scale of the wrong group gives 1 and more.
+// are a third above the measurements (8 bits 0.023 to 0.076, with recurrent layers 0.136, with
+// experts 0.156 and with both 0.31, 4 bits 0.25 to 0.41). A scale of the wrong group gives 1 and
+// more.
 TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   const auto got = MustReplay({.threads = 2, .feed_reference = true, .generated = 8});
   const double relative = CompareLogits(got, reference_).relative;
@@ -101,7 +106,8 @@ TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   EXPECT_GT(relative, 10 * kMaxRelative) << "nothing was rounded";
   const double most =
       (name.substr(0, 4) == "int4" ? 0.55 : 0.1) * (GetParam().is_recurrent ? 2 : 1);
-  EXPECT_LT(relative, GetParam().has_experts ? 1.5 * most : most);
+  const double by_experts = !GetParam().has_experts ? 1 : GetParam().is_recurrent ? 2 : 1.5;
+  EXPECT_LT(relative, by_experts * most);
 }
 
 INSTANTIATE_TEST_SUITE_P(Llama, QuantizedTest, testing::ValuesIn(kCases), [](const auto& info) {
