@@ -48,11 +48,17 @@ def sets(more=()):
 def test_reports_equal_those_of_safetensors(pair):
     reports = [json.loads(run(QUIRE, "--json", "inspect", path, *sets())) for path in pair]
     for report in reports:
-        assert report["problems"] == [] and report["warnings"] == [] and "other" not in report["groups"]
+        assert report["problems"] == [] and report["warnings"] == []
         assert report["tokenizer"]["kind"] in ("BPE (tokenizer.json)", "gpt2 (GGUF)")
         # Routers are F32 in GGUF files.
         del report["plan"]["weights_bytes"]
     assert reports[0]["plan"] == reports[1]["plan"]
+    # Towers and blocks for multi-token prediction are not in these GGUF files.
+    groups = [{name: group["parameters"] for name, group in report["groups"].items()} for report in reports]
+    groups[0].pop("other", None)
+    for group in groups:  # the shared MLP of Granite belongs to either
+        group["experts"] = group.get("experts", 0) + group.pop("mlp", 0)
+    assert groups[0] == groups[1]
     assert ("index_layers" in reports[1]["plan"]) == (pair[0].name in SPARSE)
     is_recurrent = pair[0].name not in SPARSE | {"gemma4-bf16"}
     assert ("state_slots" in reports[1]["plan"]) == is_recurrent
@@ -61,7 +67,7 @@ def test_reports_equal_those_of_safetensors(pair):
         assert plan["state_slots"] == plan["max_running_sequences"] + plan["state_snapshots"] > 4
         assert plan["states_bytes"] == (plan["state_slots"] + 1) * plan["state_slot_bytes"]
     texts = [run(QUIRE, "inspect", path, *sets()) for path in pair]
-    named = r"^ *(layers?|layers? [\d-]+|states|state slot|index rows|sequence|page) .*$"
+    named = r"^ *(layers  |layers? \d|states|state slot|index rows|sequence|page) .*$"
     lines = [[line.group() for line in re.finditer(named, text, re.M)] for text in texts]
     assert lines[0] == lines[1] and len(lines[0]) > 4
     assert any("states" in line for line in lines[1]) == is_recurrent

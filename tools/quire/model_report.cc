@@ -120,12 +120,13 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
 }
 
 absl::string_view FindGroup(const models::TensorNames& names, absl::string_view name) {
-  if (IsPartOf(name, names.embedding)) return "embedding";
-  if (IsPartOf(name, names.final_norm)) return "norms";
-  if (IsPartOf(name, names.head)) return "head";
+  // The name of the embedding may be the beginning of the next four.
   if (IsPartOfAny(name, {names.input_embedding, names.input_context, names.input_norm})) {
     return "layer inputs";
   }
+  if (IsPartOf(name, names.final_norm)) return "norms";
+  if (IsPartOf(name, names.embedding)) return "embedding";
+  if (IsPartOf(name, names.head)) return "head";
   if (!absl::ConsumePrefix(&name, names.layer_prefix)) return "other";
   const std::size_t dot = name.find('.');
   return dot == absl::string_view::npos ? "other" : LayerGroup(names, name.substr(dot + 1));
