@@ -258,6 +258,7 @@ class Converter {
     return config_.contains("rope_parameters") ? config_["rope_parameters"] : config_;
   }
 
+  bool is_nemotron() const { return absl::StartsWith(arch_, "nemotron_h"); }
   std::int64_t behind() const {
     return config_.value("mtp_num_hidden_layers", config_.value("num_nextn_predict_layers", 0));
   }
@@ -297,7 +298,7 @@ class Converter {
     const bool is_nested = Rope().contains("full_attention");
     const json& rope = is_nested ? Rope()["full_attention"] : Rope();
     writer_.Number(Key("rope.freq_base"), rope["rope_theta"].get<double>());
-    const bool has_own_widths = IsAny(arch_, {"gemma4", "llama4", "lfm2", "nemotron_h_moe"});
+    const bool has_own_widths = IsAny(arch_, {"gemma4", "llama4", "lfm2"}) || is_nemotron();
     if (!has_own_widths) Copy("feed_forward_length", "intermediate_size");
     if (arch_ == "lfm2") {
       Integer("feed_forward_length", tensors_.at("model.layers.0.feed_forward.w1.weight").shape[0]);
@@ -367,9 +368,14 @@ class Converter {
     const auto pattern = config_["hybrid_override_pattern"].get<std::string>();
     std::vector<bool> has_attention;
     std::vector<std::int32_t> widths;
+    const bool has_experts = arch_ == "nemotron_h_moe";
+    const auto width =
+        config_[has_experts ? "moe_intermediate_size" : "intermediate_size"].get<std::int32_t>();
     for (const char c : pattern) {
       has_attention.push_back(c == '*');
-      widths.push_back(c == 'E' ? config_["moe_intermediate_size"].get<std::int32_t>() : 0);
+      // With experts, the widths of other MLPs are not stored.
+      const bool is_stored = c == (has_experts ? 'E' : '-');
+      widths.push_back(is_stored ? width : 0);
     }
     AddKvHeads(has_attention);
     writer_.Integers(Key("feed_forward_length"), widths);
@@ -561,7 +567,7 @@ class Converter {
       return AddGateAndUp(prefix, "_shexp", std::move(values));
     }
     if (part == "self_attn.kv_b_proj.weight") return AddKeysAndValues(prefix, values);
-    const bool interleaves = arch_ == "granitehybrid" || arch_ == "nemotron_h_moe";
+    const bool interleaves = arch_ == "granitehybrid" || is_nemotron();
     if (interleaves &&
         (absl::EndsWith(part, "q_proj.weight") || absl::EndsWith(part, "k_proj.weight"))) {
       Interleave(&values);

@@ -12,8 +12,8 @@
 namespace quire::models::parity {
 
 struct GgufOptions {
-  // Of the matrices that programs quantize. A matrix whose rows are not whole blocks of this type is
-  // Q8_0.
+  // Type of the matrices that programs quantize. A matrix whose rows are not whole blocks of this
+  // type is Q8_0.
   formats::GgmlType type = formats::GgmlType::kF32;
   bool is_dequantized = false;  // F32 with the values of `type`
   bool in_layers_only = false;  // embeddings and the output head stay F32

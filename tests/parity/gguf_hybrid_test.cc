@@ -8,16 +8,21 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/thread_pool.h"
 #include "kernels/backend/backend.h"
 #include "models/families/read_model_config.h"
 #include "models/weights/checkpoint.h"
 #include "runtime/model.h"
 #include "tests/parity/edited_fixture.h"
+#include "tests/parity/fp8_fixture.h"
 #include "tests/parity/gguf_conversion.h"
 #include "tests/parity/parity_harness.h"
 
@@ -355,6 +360,45 @@ TEST(GgufHybridKeysTest, Llama4HasTheValuesOfPublishedModels) {
   for (const LayerSpec& layer : large->spec.layers) {
     EXPECT_EQ(layer.heads.qk_norm.kind, NormKind::kNone);
   }
+}
+
+// Files without experts have an architecture of their own.
+TEST(GgufHybridKeysTest, NemotronWithoutExpertsComputesTheSame) {
+  EditedFixture fixture("nemotron-h-bf16");
+  const auto checkpoint = Checkpoint::Open(fixture.Files());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  // Drops the layers with experts.
+  const std::map<std::string, std::string> layers = {
+      {"0", "0"}, {"2", "1"}, {"3", "2"}, {"4", "3"}};
+  std::vector<FileTensor> tensors;
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
+    std::vector<std::string> words = absl::StrSplit(tensor.name, '.');
+    if (words[1] == "layers") {
+      const auto layer = layers.find(words[2]);
+      if (layer == layers.end()) continue;
+      words[2] = layer->second;
+    }
+    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
+                            tensor.bytes.size());
+    tensors.push_back({absl::StrJoin(words, "."), tensor.type, bytes, tensor.shape});
+  }
+  fixture.Text("model.safetensors") = SafetensorsOf(tensors);
+  nlohmann::json& config = fixture.config();
+  config["hybrid_override_pattern"] = "M*-M";
+  config["num_hidden_layers"] = 4;
+  for (const char* key : {"moe_intermediate_size", "moe_latent_size", "n_routed_experts",
+                          "moe_shared_expert_intermediate_size", "n_shared_experts", "n_group",
+                          "topk_group", "num_experts_per_tok", "norm_topk_prob"}) {
+    ASSERT_EQ(config.erase(key), 1u) << key;
+  }
+  const std::string file = ConvertToGguf(fixture, "nemotron_h").File();
+  const auto reference = ReadReference("nemotron-h-bf16");
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const ReplayOptions options{.threads = 2, .only = {3}, .generated = 4};
+  const auto got = Replay(FilesOf(file), *reference, options);
+  const auto want = Replay(fixture.Files(), *reference, options);
+  ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
+  EXPECT_LE(Compare((*got)[0].logits, (*want)[0].logits).relative, kMaxRelative);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// Weight formats in models with recurrent layers. Random models with matrices of 256 inputs, as
-// formats with large blocks need them, are stored in every format. They must compute the same as
-// with unquantized matrices of the same values.
+// Weight formats in models with recurrent layers. They must compute the same as unquantized
+// matrices of the same values.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,12 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <random>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,185 +20,18 @@
 #include "kernels/backend/backend.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/quantized_linear.h"
-#include "models/families/registry.h"
-#include "models/weights/dummy_checkpoint.h"
+#include "models/weights/checkpoint.h"
 #include "models/weights/weights.h"
 #include "runtime/model.h"
-#include "tests/parity/coded_matrix.h"
 #include "tests/parity/edited_fixture.h"
-#include "tests/parity/format_model.h"
 #include "tests/parity/fp8_fixture.h"
-#include "tests/parity/ggml_encoder.h"
-#include "tests/parity/gguf_conversion.h"
+#include "tests/parity/hybrid_formats.h"
 #include "tests/parity/parity_harness.h"
 
 namespace quire::models::parity {
 namespace {
 
-using formats::GgmlType;
-using nlohmann::json;
-
-constexpr std::int32_t kTokens = 12;
-constexpr std::int32_t kHidden = 256;  // hidden_size of all models
-
-// A fixture, and the sizes that replace its own. Rank and heads of Kimi-Linear allow groups of 128.
-struct HybridCase {
-  const char* folder;
-  const char* architecture;  // of GGUF files
-  const char* sizes;
-};
-
-void PrintTo(const HybridCase& hybrid, std::ostream* stream) {
-  *stream << hybrid.folder;
-}
-
-constexpr HybridCase kHybrids[] = {
-    {"qwen3-next-bf16", "qwen3next",
-     R"({"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
-         "intermediate_size": 256, "moe_intermediate_size": 256, "mlp_only_layers": [1],
-         "shared_expert_intermediate_size": 256, "linear_num_key_heads": 4,
-         "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32})"},
-    {"qwen35-bf16", "qwen35",
-     R"({"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
-         "intermediate_size": 256, "full_attention_interval": 2,
-         "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 4,
-         "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32})"},
-    {"qwen35-moe-bf16", "qwen35moe",
-     R"({"text_config": {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
-         "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
-         "full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"],
-         "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32,
-         "linear_value_head_dim": 32}})"},
-    {"granite-hybrid-bf16", "granitehybrid",
-     R"({"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "intermediate_size": 256, "shared_intermediate_size": 256,
-         "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_expand": 1})"},
-    {"nemotron-h-bf16", "nemotron_h_moe",
-     R"({"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
-         "intermediate_size": 256, "moe_intermediate_size": 256, "n_routed_experts": 4,
-         "moe_latent_size": 256,
-         "moe_shared_expert_intermediate_size": 256, "hybrid_override_pattern": "ME*-",
-         "mamba_num_heads": 8, "mamba_head_dim": 32})"},
-    {"lfm2-bf16", "lfm2",
-     R"({"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "num_heads": 8,
-         "block_dim": 256, "block_ff_dim": 384, "conv_dim": 256, "conv_dim_out": 256,
-         "layer_types": ["conv", "full_attention"]})"},
-    {"kimi-linear-bf16", "kimi-linear",
-     R"({"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 256,
-         "moe_intermediate_size": 256, "num_experts": 4, "kv_lora_rank": 256, "qk_nope_head_dim": 128,
-         "v_head_dim": 128, "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2],
-         "head_dim": 128, "num_heads": 8}})"}};
-
-// One format of a model's files or of its matrices in memory.
-struct Format {
-  std::string name;
-  WeightFormat held;                                // of recurrent products whose inputs allow it
-  Quantization quantization = Quantization::kAuto;  // other than kAuto: quantized while loading
-  GgmlType ggml = GgmlType::kNone;                  // a GGUF file
-  const CodedFormat* coded = nullptr;               // quantized tensors in safetensors files
-};
-
-void PrintTo(const Format& format, std::ostream* stream) {
-  *stream << format.name;
-}
-
-std::vector<Format> Formats() {
-  std::vector<Format> formats;
-  for (const Quantization quantization : kAllQuantizations) {
-    const auto form = ConvertedForm(quantization, MatrixRole::kLayer);
-    if (!form) continue;
-    formats.push_back({.name = absl::StrCat("load_", QuantizationName(quantization)),
-                       .held = form->format,
-                       .quantization = quantization});
-  }
-  for (const CodedFormat& coded : CodedFormats()) {
-    formats.push_back({.name = coded.name, .held = coded.held, .coded = &coded});
-  }
-  for (const GgmlType type : {GgmlType::kF16, GgmlType::kBF16, GgmlType::kQ8_0, GgmlType::kQ4_0,
-                              GgmlType::kQ4_K, GgmlType::kQ5_K, GgmlType::kQ6_K}) {
-    const formats::GgmlFormat& ggml = formats::FormatOf(type);
-    const WeightFormat held =
-        ggml.elements == 1 ? WeightFormat::kPlain : formats::IntegerShapeOf(type, 256, 256).format;
-    formats.push_back({.name = absl::StrCat("gguf_", ggml.name), .held = held, .ggml = type});
-  }
-  return formats;
-}
-
-// Values that keep activations and states of ordinary magnitude.
-std::vector<float> RandomValues(const formats::StoredTensor& tensor, std::mt19937* random) {
-  float low = -0.1f, high = 0.1f;  // biases
-  if (absl::StrContains(tensor.name, "conv") && tensor.shape.size() > 1) {
-    low = -0.6f, high = 0.6f;
-  } else if (tensor.shape.size() > 1) {
-    high = std::sqrt(3 / static_cast<float>(tensor.shape.back()));
-    low = -high;
-  } else if (absl::StrContains(tensor.name, "norm") || absl::EndsWith(tensor.name, ".D")) {
-    low = 0.5f, high = 1.5f;
-  } else if (absl::EndsWith(tensor.name, "A_log")) {
-    low = 0, high = 1;
-  } else if (absl::EndsWith(tensor.name, "dt_bias")) {
-    low = -3, high = 0;
-  }
-  std::vector<float> values;
-  for (std::int64_t i = 0; i < tensor.num_elements(); ++i) {
-    const float unit = static_cast<float>((*random)() >> 8) * 0x1p-24f;
-    values.push_back(low + (high - low) * unit);
-  }
-  return values;
-}
-
-// Returns the model of the case with random bf16 weights.
-EditedFixture MakeModel(const HybridCase& hybrid) {
-  EditedFixture fixture(hybrid.folder);
-  fixture.config().merge_patch(json::parse(hybrid.sizes));
-  const auto read = runtime::ReadModelSpec(fixture.Files(), DeviceKind::kCpu);
-  QUIRE_CHECK(read.ok());
-  const auto shapes = DummyCheckpoint(read->config, read->spec, TensorNamesOf(read->config),
-                                      /*with_values=*/false);
-  QUIRE_CHECK(shapes.ok());
-  std::mt19937 random(7);
-  std::vector<FileTensor> tensors;
-  for (const formats::StoredTensor& tensor : shapes->tensors()) {
-    std::vector<std::int64_t> shape = tensor.shape;
-    if (absl::StrContains(tensor.name, "conv") && shape.size() == 2 && shape[1] <= kMaxConvWidth) {
-      shape = {shape[0], 1, shape[1]};
-    }
-    tensors.push_back({tensor.name, "BF16",
-                       EncodeGgml(GgmlType::kBF16, RandomValues(tensor, &random)),
-                       std::move(shape)});
-  }
-  fixture.Text("model.safetensors") = SafetensorsOf(tensors);
-  return fixture;
-}
-
-// Encodes the matrices of layers that the format supports. `exact` gets their values in f32.
-void Encode(const CodedFormat& format, EditedFixture* coded, EditedFixture* exact) {
-  const auto checkpoint = Checkpoint::Open(coded->Files());
-  QUIRE_CHECK(checkpoint.ok());
-  std::vector<FileTensor> coded_tensors, exact_tensors;
-  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
-    const std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()),
-                            tensor.bytes.size());
-    const std::vector<std::int64_t>& shape = tensor.shape;
-    const bool is_matrix = shape.size() == 2 || (shape.size() == 3 && format.has_stacks);
-    // Routers have fewer rows.
-    if (!is_matrix || !absl::StrContains(tensor.name, "layers.") || shape.back() % 32 != 0 ||
-        shape[shape.size() - 2] % 8 != 0) {
-      for (auto* tensors : {&coded_tensors, &exact_tensors}) {
-        tensors->push_back({tensor.name, tensor.type, bytes, shape});
-      }
-      continue;
-    }
-    CodedMatrix matrix = format.encode({tensor.name, shape, DecodeGgml(GgmlType::kBF16, bytes)});
-    std::move(matrix.tensors.begin(), matrix.tensors.end(), std::back_inserter(coded_tensors));
-    exact_tensors.push_back({tensor.name, "F32", BytesOfValues(matrix.values), shape});
-  }
-  coded->Text("model.safetensors") = SafetensorsOf(coded_tensors);
-  exact->Text("model.safetensors") = SafetensorsOf(exact_tensors);
-  coded->config()["quantization_config"] = format.config;
-}
-
-// The matrices of a LinearWeights.
+// The values in memory of the matrices that share an input.
 struct Held {
   std::string name;
   WeightFormat format = WeightFormat::kPlain;  // of the first matrix
@@ -264,33 +93,14 @@ std::vector<float> Quantized(const MatrixForm& form, std::uint32_t k, std::vecto
   return values;
 }
 
-class RecurrentFormatsTest : public testing::TestWithParam<std::tuple<HybridCase, Format>> {
+class RecurrentFormatsTest : public testing::TestWithParam<std::tuple<HybridCase, HybridFormat>> {
  protected:
-  RecurrentFormatsTest() : coded_(Model()), exact_(coded_) {
-    if (format().coded != nullptr) Encode(*format().coded, &coded_, &exact_);
-    if (format().ggml == GgmlType::kNone) return;
-    GgufOptions matrices{.type = format().ggml, .in_layers_only = true};
-    coded_gguf_ = ConvertToGguf(coded_, hybrid().architecture, matrices).File();
-    matrices.is_dequantized = true;
-    exact_gguf_ = ConvertToGguf(coded_, hybrid().architecture, matrices).File();
-  }
+  static const HybridFormat& format() { return std::get<1>(GetParam()); }
 
-  static const HybridCase& hybrid() { return std::get<0>(GetParam()); }
-  static const Format& format() { return std::get<1>(GetParam()); }
-
-  // Returns the normalized hidden states of a prompt.
-  std::vector<float> Run(bool is_coded, ReplayOptions options) {
-    const std::string& gguf = is_coded ? coded_gguf_ : exact_gguf_;
-    EditedFixture& fixture = is_coded ? coded_ : exact_;
-    const formats::ModelFiles files =
-        gguf.empty() ? fixture.Files()
-                     : formats::ModelFiles::FromMemory("written", {{"model.gguf", BytesOf(gguf)}});
-    ReferencePrompt prompt;
-    for (std::int32_t i = 0; i < kTokens; ++i) prompt.tokens.push_back(i * 23 % 300);
-    auto hidden = ReplayHidden(files, prompt, options);
+  std::vector<float> Run(bool is_coded, const ReplayOptions& options) {
+    auto hidden = RunHybrid(is_coded ? model_.CodedFiles() : model_.ExactFiles(), options);
     EXPECT_TRUE(hidden.ok()) << hidden.status();
-    if (!hidden.ok()) return {};
-    return {hidden->end() - kTokens * kHidden, hidden->end()};
+    return hidden.ok() ? *std::move(hidden) : std::vector<float>();
   }
 
   // Compares the matrices in memory with the values of the file, or with those values quantized.
@@ -316,15 +126,7 @@ class RecurrentFormatsTest : public testing::TestWithParam<std::tuple<HybridCase
   }
 
  private:
-  static const EditedFixture& Model() {
-    static std::map<std::string, EditedFixture> models;
-    const auto found = models.find(hybrid().folder);
-    if (found != models.end()) return found->second;
-    return models.emplace(hybrid().folder, MakeModel(hybrid())).first->second;
-  }
-
-  EditedFixture coded_, exact_;
-  std::string coded_gguf_, exact_gguf_;
+  HybridModel model_{std::get<0>(GetParam()), format()};
 };
 
 TEST_P(RecurrentFormatsTest, ComputesTheSameAsUnquantizedMatrices) {
@@ -333,12 +135,15 @@ TEST_P(RecurrentFormatsTest, ComputesTheSameAsUnquantizedMatrices) {
   options.quantization = format().quantization;
   options.edit_weights = [&](std::span<LayerWeights> layers) { held = ReadMatrices(layers); };
   const std::vector<float> got = Run(/*is_coded=*/true, options);
+  int products = 0;
   for (const Held& matrix : held) {
     const bool is_product = matrix.name == "recurrent_in" || matrix.name == "recurrent_out" ||
                             absl::StartsWith(matrix.name, "short_conv");
     if (!is_product || matrix.values.empty()) continue;
+    ++products;
     EXPECT_EQ(WeightFormatName(matrix.format), WeightFormatName(format().held)) << matrix.name;
   }
+  EXPECT_EQ(products, 2);  // of the only layer with a state
   options.quantization = Quantization::kNone;
   options.edit_weights = [&](std::span<LayerWeights> layers) {
     ExpectValues(held, ReadMatrices(layers));
@@ -348,20 +153,52 @@ TEST_P(RecurrentFormatsTest, ComputesTheSameAsUnquantizedMatrices) {
   EXPECT_LE(Compare(got, want).relative, kMaxRelative);
 
   // Integer products also quantize the activations.
-  options = {.threads = 2, .chunk = kTokens, .quantization = format().quantization};
+  options = {.threads = 2, .chunk = kHybridTokens, .quantization = format().quantization};
   const Deviation deviation = Compare(Run(/*is_coded=*/true, options), want);
   EXPECT_LE(deviation.relative, 0.5);  // unrelated states differ by about 1.4
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RecurrentFormatsTest,
-                         testing::Combine(testing::ValuesIn(kHybrids),
-                                          testing::ValuesIn(Formats())),
+                         testing::Combine(testing::ValuesIn(HybridCases()),
+                                          testing::ValuesIn(HybridFormats())),
                          [](const auto& info) {
-                           std::string name = absl::StrCat(std::get<0>(info.param).folder, "_",
-                                                           std::get<1>(info.param).name);
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+                           return HybridTestName(std::get<0>(info.param), std::get<1>(info.param));
                          });
+
+std::string LoadError(EditedFixture* fixture, Quantization quantization) {
+  ThreadPool threads(1);
+  const auto backend =
+      kernels::Backend::Create(Device::Cpu(), &threads, kernels::CpuActivations::kInt8);
+  QUIRE_CHECK(backend.ok());
+  const auto loaded =
+      runtime::LoadModel(fixture->Files(), *backend, {.quantization = quantization});
+  return std::string(loaded.status().message());
+}
+
+TEST(RecurrentFormatRefusalsTest, NameTensorAndFormat) {
+  EditedFixture narrow("lfm2-bf16");
+  EXPECT_THAT(LoadError(&narrow, Quantization::kInt4G128),
+              testing::HasSubstr("tensor model.layers.0.conv.in_proj.weight: model.quantization "
+                                 "int4_g128 needs a multiple of 128 inputs, this matrix has 64"));
+
+  // fp8 has one matrix for each expert.
+  EditedFixture stacks("qwen35-moe-bf16");
+  const std::string name = "model.language_model.layers.0.mlp.experts.down_proj";
+  const auto checkpoint = Checkpoint::Open(stacks.Files());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<FileTensor> tensors;
+  for (const formats::StoredTensor& tensor : checkpoint->tensors()) {
+    std::string bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+    if (tensor.name == name) bytes.resize(bytes.size() / 2);
+    tensors.push_back(
+        {tensor.name, tensor.name == name ? "F8_E4M3" : tensor.type, bytes, tensor.shape});
+  }
+  stacks.Text("model.safetensors") = SafetensorsOf(tensors);
+  stacks.config()["quantization_config"] = {{"quant_method", "fp8"}};
+  EXPECT_THAT(LoadError(&stacks, Quantization::kAuto),
+              testing::HasSubstr(absl::StrCat("tensor ", name,
+                                              ": dtype F8_E4M3 is not supported (supported: F32")));
+}
 
 }  // namespace
 }  // namespace quire::models::parity
