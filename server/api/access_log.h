@@ -1,9 +1,9 @@
 #pragma once
 
-// One log line and one trace per finished request.
+// Writes one log line, and makes one trace, per finished request.
 //
-// Place:      made by Generation and Evaluation at the end of a request.
-// Invariants: no text of prompts or outputs.
+// Place:      called by EndRecord (generation.h) at the end of a request.
+// Invariants: neither contains text of a prompt or an output.
 // Threads:    any.
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace quire::server {
 
 struct AccessRecord {
-  absl::string_view method;  // "Generate" or "BatchGenerate"
+  absl::string_view method;  // a constant such as "Generate"
   std::string request_id, principal, tenant, model, traceparent;
   std::map<std::string, std::string> labels;
   std::string code = "OK";       // name of the gRPC code
@@ -27,13 +27,13 @@ struct AccessRecord {
   std::int32_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   absl::Duration time_to_first_token;  // since accept; 0: no token was sampled
   absl::Duration duration;
-  std::optional<absl::Duration> queue_time;  // from accept to the first step; absent without a step
+  std::optional<absl::Duration> queue_time;  // from accept to the first step, if there was one
 };
 
 void WriteAccessLog(const AccessRecord& record);
 
-// Returns the spans of a request that ends at `end`, a wall time. Attributes have the names of
-// OpenTelemetry's conventions for generative AI where those define one.
+// Returns the trace of a request that ends at `end`, a wall time. An attribute has the name that
+// OpenTelemetry's conventions for generative AI define, if they define one.
 TracedRequest MakeTrace(const AccessRecord& record, absl::Time end);
 
 }  // namespace quire::server

@@ -6,7 +6,7 @@
 // Place:      one per service. Handlers push jobs; a job answers its call or passes it on.
 // Invariants: every job that Run has accepted is executed, if necessary by the destructor.
 // Threads:    Run is thread-safe. One thread calls the destructor.
-// Lifetime:   destroyed after the server has shut down, when no job can be pushed.
+// Lifetime:   destroyed after the server has shut down, so that no job is pushed any more.
 
 #include <cstddef>
 #include <functional>

@@ -3,7 +3,7 @@
 // Converts quire.v1.ChatPrompt to text::ChatInput. Checks the value ranges that docs/api.md
 // documents. Errors name the field by its wire path.
 //
-// Place:      used by the request translator; RenderChat and Tokenize use it too.
+// Place:      used by request_translator.h and by the calls of tokenization.h.
 // Threads:    any.
 
 #include "absl/status/statusor.h"
@@ -17,7 +17,8 @@ class ChatPrompt;
 namespace quire::server {
 
 // Returns INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT on errors. Enforces `limits` on the template
-// variables only. The renderer enforces them on the JSON of tools and of tool calls.
+// variables, and its limits of depth and nodes on tool_json. The renderer enforces `limits` on the
+// JSON of tools and tool calls when it renders them.
 absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& message,
                                             const text::jinja::JsonLimits& limits);
 

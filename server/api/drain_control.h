@@ -34,9 +34,9 @@ class DrainControl {
   // Reports not ready at once, and stops admission after `delay`. Live requests then have `timeout`
   // to finish. A repeated call during the delay can shorten the delay, but not extend it. A
   // repeated call after the delay sets a new deadline. Returns UNAVAILABLE / MODEL_LOADING if there
-  // is no model.
+  // is no model yet, and UNAVAILABLE / DEVICE_ERROR if the engine has failed.
   absl::Status Begin(absl::Duration delay, absl::Duration timeout, bool exit_after);
-  // Stops admission if a delay is running. The timeout of the drain stays as Begin set it.
+  // Ends a delay that is running and stops admission. The drain has the timeout that Begin has set.
   void SkipDelay();
   // Shortens the deadline of the current drain to at most `timeout` from now.
   void ShortenDeadline(absl::Duration timeout);
@@ -44,8 +44,8 @@ class DrainControl {
   // the process is exiting, and UNAVAILABLE / DEVICE_ERROR if the engine has failed.
   absl::Status Resume();
   // Waits until the delay is over and no request is live. At the deadline, cancels the live
-  // requests and waits a short time for them to end. Returns false if a request is still live or
-  // Resume has ended the drain.
+  // requests and waits up to 2 s for them to end. Returns false if a request is still live then, or
+  // if Resume or a failure of the engine has ended the drain.
   bool WaitDrained();
   // Stops admission if the delay is over, and cancels the live requests if the deadline has passed.
   // Called periodically.

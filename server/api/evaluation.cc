@@ -16,8 +16,8 @@
 namespace quire::server {
 namespace {
 
-// Prefixes the message of an INVALID_ARGUMENT error with item.field, the item's name in the
-// request.
+// Puts item.field, the name of the item in the request, before the message of an INVALID_ARGUMENT
+// error.
 absl::Status AddItemName(const EvaluationItem& item, const absl::Status& status) {
   const std::optional<ErrorReason> reason = GetErrorReason(status);
   if (item.field.empty() || !absl::IsInvalidArgument(status) || !reason) return status;
@@ -75,7 +75,8 @@ void Evaluation::FillRequest(std::size_t index, engine::Request* request) const 
   request->queue_timeout = options_->queue_timeout;
 }
 
-// Runs Pump for a new event, on this thread or on the thread that is already in Pump.
+// Runs Pump for a new event on this thread, unless another thread is in Pump, which then runs it
+// again.
 void Evaluation::OnReady() {
   if (num_events_.fetch_add(1) > 0) return;
   const std::shared_ptr<Evaluation> self = shared_from_this();
@@ -170,7 +171,7 @@ bool Evaluation::SubmitNext(std::size_t index) {
   ++num_live_;
   if (part.item.copies_context)
     items_[*part.item.after].prompt_ids = {};  // no other item needs them
-  // If the callback runs now, OnReady only counts the event.
+  // This thread is in Pump, so OnReady only counts the event if the callback runs at once.
   part.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
   part.item.request.prompt = engine::TokenPrompt();  // moved into the engine
   // The token may have been revoked since authentication; see Generation::Accept.

@@ -11,8 +11,8 @@
 //             becomes the status of the call and cancels the other requests. At most kMaxLiveItems
 //             requests are live. If the queue is full, a request is retried when another request of
 //             the call ends. If no other request of the call is live, the call fails.
-// Threads:    one thread calls Start. Cancel is thread-safe. `done` is called from Start, Cancel or
-//             an output worker, without a lock.
+// Threads:    one thread calls Start. Cancel is thread-safe. `done` is called from Refuse, Start,
+//             Cancel or an output worker, without a lock.
 // Lifetime:   keeps itself alive until `done` has returned. The state's model outlives it.
 
 #include <atomic>
@@ -34,11 +34,12 @@ namespace quire::server {
 
 struct EvaluationItem {
   engine::Request request;  // task, prompt and output; Start sets the other fields
-  // An earlier item with a common prefix. This item starts when the earlier one has ended.
+  // The index of an earlier item whose prompt has a common prefix with the prompt of this item.
+  // This item starts when the earlier one has ended.
   std::optional<std::size_t> after = {};
-  // If true, the ScorePrompt has no context of its own and receives the context tokens of the
-  // earlier item. So the context is tokenized only once. REQUIRES: the earlier item is a score that
-  // echoes its prompt ids.
+  // If true, the ScorePrompt of this item has no context of its own and receives the context tokens
+  // of the item `after`, so that the context is tokenized only once. REQUIRES: the item `after` is
+  // a score that echoes its prompt ids.
   bool copies_context = false;
   // The name of the item in the client's request ("documents[3]"), for error messages; empty: no
   // name.
@@ -74,7 +75,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
  private:
   struct ItemState {
     EvaluationItem item;
-    std::shared_ptr<engine::TokenStream> stream = nullptr;  // null unless the item is live
+    std::shared_ptr<engine::TokenStream> stream = nullptr;  // null unless its request is live
     bool is_done = false;
     std::vector<std::int32_t> prompt_ids = {};  // set if the request echoes them
     EvaluationResult result = {};

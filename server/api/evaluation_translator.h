@@ -28,13 +28,14 @@ namespace quire::server {
 // PROMPT_MISSING and MODEL_NOT_FOUND.
 absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel& served,
                                                               const v1::EmbedRequest& message);
-// Truncates the vectors to `dimensions` and normalizes them if requested. Returns DATA_LOSS /
-// NON_FINITE_LOGITS if a vector to normalize is zero.
+// Truncates the vectors to `dimensions` if it is set. Normalizes them if `normalize` is true, or if
+// it is unset and the model normalizes by default. Returns DATA_LOSS / NON_FINITE_LOGITS if a
+// vector to normalize is zero.
 absl::Status ToProto(const ServedModel& served, const v1::EmbedRequest& message,
                      std::vector<EvaluationResult> results, v1::EmbedResponse* response);
 
-// If several items have the same context, the later ones wait for the first one and reuse its
-// pages.
+// If several items have the same context, and it may fill a page, the later items wait for the
+// first one and reuse its pages.
 absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel& served,
                                                               const v1::ScoreRequest& message);
 // Sums log-probabilities in double, in token order. A continuation is greedy if each of its tokens

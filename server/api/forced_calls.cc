@@ -46,8 +46,8 @@ bool DeclaresArguments(const OrderedJson& schema) {
 
 // Returns the schema that the arguments of a call must match: `parameters`, restricted to objects.
 // If `parameters` does not mention additional properties, the result forbids them. Otherwise a
-// constrained answer could repeat an additional name. Keys keep their order. REQUIRES: `parameters`
-// is a JSON object or empty.
+// constrained answer could contain an additional property twice. Keys keep their order. REQUIRES:
+// `parameters` is a JSON object or empty.
 absl::StatusOr<std::string> MakeArgumentsSchema(const std::string& parameters,
                                                 const std::string& field) {
   if (parameters.empty()) return std::string(kNoParameters);

@@ -23,11 +23,12 @@ namespace quire::server {
 // Returns true if tool_choice forces a call.
 bool ForcesCalls(const v1::ChatPrompt& chat);
 
-// `input` is the checked prompt. `format` is the model's tool-call format, or null if the model has
-// none. `has_reasoning` is true if the chat template has reasoning markers; with the generic
-// format, only such a model may reason before a call. Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED
-// if calls of the format cannot be forced, and INVALID_ARGUMENT / BAD_CONSTRAINT if parameters are
-// not an object. REQUIRES: ForcesCalls(chat).
+// `input` is the result of ToChatInput for `chat`. `format` is the model's tool-call format, or
+// null if the model has none. `has_reasoning` is true if the chat template has reasoning markers.
+// With the generic format, only a model with such markers may reason before a call. Returns
+// UNIMPLEMENTED / FEATURE_UNSUPPORTED if `format` is null or its calls cannot be forced. Returns
+// INVALID_ARGUMENT / BAD_CONSTRAINT if the parameters schema of a tool does not allow an object.
+// REQUIRES: ForcesCalls(chat).
 absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ChatInput& input,
                                                      const text::ToolFormat* format,
@@ -36,11 +37,11 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
 // Returns true if tool_choice is auto and a tool is strict.
 bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
-// Constrains the calls of an answer that may also contain no call. A tool that is not strict
-// accepts any object as arguments. Returns the errors of ToForcedCalls. Also returns
-// FEATURE_UNSUPPORTED if the format does not start calls with a marker, or if a tool is not strict
-// and the format does not write arguments as JSON. REQUIRES: ConstrainsCalls(chat, input), and
-// `format` has a call syntax.
+// Returns a constraint for the calls of an answer that need not contain a call. The arguments of a
+// strict tool match its schema. Those of any other tool may be any object. Returns UNIMPLEMENTED /
+// FEATURE_UNSUPPORTED if calls of the format cannot be forced or do not start with a marker, or if
+// a tool is not strict and the format does not write arguments as JSON. Returns BAD_CONSTRAINT like
+// ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`, and `format` has a call syntax.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
                                                           const text::ToolFormat& format,
                                                           bool has_reasoning);

@@ -1,14 +1,15 @@
 #pragma once
 
-// One generation from acceptance to its last message, independent of the transport. It serves a
-// Generate call or one item of a batch.
+// One generation from acceptance to its last message, independent of the transport. It serves one
+// generation call of any API, or one item of a batch.
 //
 //   GenerationService -> Generation::Start -> Engine::Accept -> TokenStream
 //   reactor: SetReadyCallback; while (TakeResponse(&message)) ...; if finished(): Close()
 //
-// Place:      between the reactors and the engine; owns the read side of the stream, the access log
-//             line and the counters of one request.
-// Invariants: writes one access log line per request, including refused ones.
+// Place:      between the transports and the engine; owns the read side of the stream, the access
+//             log line and the counters of one request.
+// Invariants: Start or Refuse writes one access log line for a refused request, and Close for any
+//             other request.
 // Threads:    one thread at a time calls TakeResponse, finished, usage and Close. Cancel and Revoke
 //             are thread-safe.
 // Lifetime:   the state's model outlives it. The destructor cancels the request unless Close was
@@ -63,8 +64,8 @@ class Generation {
                                                            const v1::GenerateRequest& message,
                                                            const CallInfo& call);
 
-  // Counts and logs a request that could not be converted to v1::GenerateRequest, and returns its
-  // status. `message` contains the fields that could be read.
+  // Counts and logs a request that could not be converted to v1::GenerateRequest. Returns `why`,
+  // sanitized (status_mapping.h). `message` contains the fields that could be read.
   static absl::Status Refuse(const HandlerContext& context, absl::string_view method,
                              const std::string& traceparent, const v1::GenerateRequest& message,
                              const CallInfo& call, const absl::Status& why);

@@ -34,7 +34,7 @@ absl::Status PromptMissing(absl::string_view text) {
                     {{"field", "prompt"}});
 }
 
-// Returns the defaults if there are no templates.
+// Returns the limits of the templates, or the default limits if there are no templates.
 text::jinja::JsonLimits GetJsonLimits(const TranslatorOptions& options) {
   return options.chat == nullptr ? text::jinja::JsonLimits() : options.chat->json_limits();
 }

@@ -3,7 +3,7 @@
 // Converts quire.v1.GenerateRequest to engine::Request: checks every field and resolves every
 // default. Errors name the field by its wire path.
 //
-// Place:      between the transports and the engine; the only code that reads request messages.
+// Place:      between the transports and the engine; the only code that reads v1::GenerateRequest.
 // Invariants: the request satisfies every value range in docs/reference/api.md that does not depend
 //             on the prompt's tokens. Unsupported fields are refused if set (UNIMPLEMENTED /
 //             FEATURE_UNSUPPORTED with metadata `field`), never ignored.

@@ -10,7 +10,7 @@ namespace quire::server {
 ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
     : registry_(registry),
       streams_(registry->AddGauge("quire_grpc_streams_active",
-                                  "Open Generate and BatchGenerate calls.")),
+                                  "Open gRPC calls that generate, embed or score.")),
       received_(engine::ReceivedCounter(registry, model_id)) {}
 
 void ServerProbe::CountRefused(Reason reason) {

@@ -29,8 +29,8 @@ class ServerProbe {
   void CountRpc(absl::string_view method, absl::StatusCode code);
   // Counts a generation or batch item that was refused before it reached the engine.
   void CountRefused(Reason reason);
-  // Counts a finished request for its tenant. `is_named` is false for a tenant that the
-  // configuration does not name, which is counted as "other": callers can make up names.
+  // Counts a finished request for its tenant. If `is_named` is false, the configuration does not
+  // name the tenant. Such a tenant is counted as "other", because callers can make up names.
   void CountTenant(const AccessRecord& record, bool is_named);
   void StreamOpened() { streams_.Add(1); }
   void StreamClosed() { streams_.Add(-1); }

@@ -65,7 +65,7 @@ struct ModelDescription {
   std::int32_t kv_page_count = 0;
   std::int32_t kv_group_count = 1;  // layer groups; each has pages of its own
   std::string kv_dtype;
-  bool has_head = true;                              // false: the model can only embed
+  bool has_head = true;                              // false: the model cannot generate text
   bool has_constraints = false;                      // structured output
   std::int32_t embedding_width = 0;                  // 0: the model cannot embed
   engine::Pooling pooling = engine::Pooling::kLast;  // default of requests
@@ -121,8 +121,8 @@ class ServingState {
   void SetExiting() { exiting_.store(true, std::memory_order_release); }
   bool exiting() const { return exiting_.load(std::memory_order_acquire); }
 
-  // The name of a listener that does not answer (a string literal), or null. If it is set, the
-  // process is neither live nor ready.
+  // The name of a listener that does not answer, as a string literal, or null. If it is not null,
+  // the process is neither live nor ready.
   void SetUnresponsiveListener(const char* name) {
     unresponsive_listener_.store(name, std::memory_order_release);
   }
@@ -138,8 +138,9 @@ class ServingState {
   // does not answer".
   absl::string_view DescribeReadiness() const;
 
-  // Returns the model, or UNAVAILABLE / MODEL_LOADING or DEVICE_ERROR. While draining, also returns
-  // the model: the engine itself refuses requests then.
+  // Returns the model. Returns UNAVAILABLE / MODEL_LOADING before Publish, and UNAVAILABLE /
+  // DEVICE_ERROR if the state is FAILED. A draining server returns its model, because the engine
+  // itself refuses new requests then.
   absl::StatusOr<const ServedModel*> ModelOrError() const;
 
  private:

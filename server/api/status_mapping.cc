@@ -32,7 +32,7 @@ std::string NewIncidentId() {
   return absl::StrFormat("%08x%08x", device(), device());
 }
 
-// Returns the reason for a status that carries none, if the status code determines it.
+// Returns the reason that the code of a status without a reason determines, or nullopt.
 std::optional<Reason> ReasonFromCode(StatusCode code) {
   switch (code) {
     case StatusCode::kInvalidArgument:

@@ -5,9 +5,10 @@
 //
 // Place:      between the lower layers, whose absl::Status carries a reason, and the transports.
 //             Does not depend on any transport.
-// Invariants: a wire error always has a reason. A status without a reason, or with a reason whose
-//             code is INTERNAL, is an internal bug. It becomes INTERNAL / ENGINE_ERROR with an
-//             incident id, and its text is only logged.
+// Invariants: a wire error always has a reason. If a status has none, the codes INVALID_ARGUMENT,
+//             UNIMPLEMENTED, DEADLINE_EXCEEDED and CANCELLED determine one. Any other status
+//             without a reason, and one with a reason whose code is INTERNAL, is an internal bug.
+//             It becomes INTERNAL / ENGINE_ERROR with an incident id, and its text is only logged.
 // Threads:    any.
 
 #include <optional>
@@ -36,8 +37,8 @@ struct WireError {
 };
 
 // Converts an internal bug to ENGINE_ERROR with an incident id and logs its text. Returns any other
-// status, and one that has an incident id, unchanged. Sanitize a status before using it twice,
-// otherwise the log shows two incidents.
+// status unchanged, also one that already has an incident id. A status that is converted twice must
+// be sanitized first, otherwise the log shows two incidents.
 absl::Status SanitizeInternalError(absl::Status status);
 
 // Converts and sanitizes the status. Truncates message and metadata so that the encoded details

@@ -37,8 +37,8 @@ struct TextPair {
   std::string document_field = "document";
 };
 
-// Maximum bytes of all pairs of a call. The query counts once per pair, since each pair is a
-// prompt.
+// Maximum number of bytes of all pairs of a call together. A query that several pairs share counts
+// once per pair, since each pair is a prompt.
 inline constexpr std::size_t kMaxPairBytes = std::size_t{64} << 20;
 
 // Returns FEATURE_UNSUPPORTED unless the model is a classifier with one label or a yes/no reranker.

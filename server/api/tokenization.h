@@ -3,8 +3,8 @@
 // Calls that use only the tokenizer and the chat template: Tokenize, Detokenize and RenderChat.
 //
 // Place:      below the gRPC service and the HTTP endpoints with the same calls.
-// Invariants: errors are as proto/quire/v1/text.proto documents. A chat has the same tokens as in a
-//             generation.
+// Invariants: errors are those that proto/quire/v1/text.proto documents. A chat has the same tokens
+//             as in a generation.
 // Threads:    any. A call takes milliseconds per megabyte, so transports run it on a worker.
 // Lifetime:   the model outlives a call.
 
@@ -27,7 +27,7 @@ class TokenizeResponse;
 
 namespace quire::server {
 
-// Limit of the tokens of a call that returns the text of each token.
+// Maximum number of tokens of a call that returns the text of each token.
 inline constexpr std::size_t kMaxTokenTexts = 1'000'000;
 
 // Returns INVALID_ARGUMENT / INPUT_TOO_LARGE if `num_tokens` exceeds kMaxTokenTexts. `field` is the

@@ -1,6 +1,6 @@
 #pragma once
 
-// Helpers of the readers and writers of this folder. Errors are as in openai_request.h.
+// Helpers of the readers and writers of this folder. Their errors are those of openai_request.h.
 //
 // Place:   above server/openai/json_fields.h.
 // Threads: pure functions.

@@ -28,7 +28,7 @@ class OllamaAnswer : public AnswerWriter {
   OllamaAnswer(const OpenAiRequest& request, const OpenAiAnswerHead& head);
 
   void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events) override;
-  // Appends nothing: the last line was written when the choice completed.
+  // Appends nothing, because Take has written the last line when the choice completed.
   void AppendEnd(std::string* events) override;
   // Appends the error as the last line.
   void AppendError(const std::string& error_body, std::string* events) override;

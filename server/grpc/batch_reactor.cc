@@ -132,8 +132,8 @@ void BatchReactor::OnReadDone(bool ok) {
   {
     MutexLock lock(&mutex_);
     read_.is_under_way = read_.is_executing = false;
-    // The client has half-closed, or the stream has ended. Running items continue unless OnCancel
-    // ends them.
+    // If `ok` is false, the client has half-closed or the stream has ended. Running items continue
+    // unless OnCancel cancels them.
     if (!ok || !status.ok()) read_.is_done = true;
     failure_.Update(status);
   }

@@ -4,8 +4,8 @@
 //
 // Place:      the service creates a reactor for each call.
 // Invariants: Finish is called exactly once, after the engine has released everything of the call.
-// Threads:    gRPC's callback threads and the engine's output workers. The response may be
-//             megabytes, so `worker` serializes it.
+// Threads:    gRPC's callback threads and the engine's output workers. The response may have
+//             megabytes, so `worker` serializes it, unless its queue is full.
 // Lifetime:   the reactor keeps itself alive until OnDone. The worker outlives it.
 
 #include <grpcpp/support/server_callback.h>

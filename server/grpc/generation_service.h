@@ -2,8 +2,8 @@
 
 // quire.v1.GenerationService: the data plane.
 //
-// Place:      registered with the data listener. Starts a reactor for each generation
-//             (generate_reactor.h) and answers other calls from the served model.
+// Place:      registered with the data listener (server.grpc.listen). Starts a reactor for each
+//             generation (generate_reactor.h) and answers other calls from the served model.
 // Threads:    gRPC's callback threads, and the service's own worker for the tokenizer.
 // Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.

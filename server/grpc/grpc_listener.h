@@ -2,11 +2,11 @@
 
 // Runs one gRPC server with its addresses, transport settings, health service and reflection.
 //
-// Place:      the daemon creates two, for data and for control. A GrpcAcceptor accepts the
+// Place:      Listeners creates one for data and one for administration. A GrpcAcceptor accepts the
 //             connections.
-// Invariants: Start fails if another process listens on the port, unless reuse_port is set. Every
-//             health name is NOT_SERVING when Start returns. Compressed messages are refused with
-//             UNIMPLEMENTED.
+// Invariants: Start fails if another process listens on the port or the Unix socket. With
+//             reuse_port, several processes may share a port. Every health name is NOT_SERVING when
+//             Start returns. Compressed messages are refused with UNIMPLEMENTED.
 // Threads:    one thread at a time calls Start, KeepPolling, CheckReachable and Shutdown.
 //             SetServing and is_reachable are thread-safe.
 // Lifetime:   the services and the objects in the options outlive it.
@@ -56,10 +56,11 @@ class GrpcListener {
   // awake.
   void KeepPolling();
 
-  // Starts a health check over a new connection to the first address. Unlike a client's connection
-  // it never uses TLS and does not count against the limits. See is_reachable.
+  // Starts a health check over a new connection to the first address. Unlike a client's connection,
+  // this connection never uses TLS and does not count against the limits. See is_reachable.
   void CheckReachable();
-  // Returns true if a check was answered in the last 20 s, or if the listener is younger than that.
+  // Returns true if a check was answered in the last 20 s, or if the listener was created in the
+  // last 20 s.
   bool is_reachable() const;
 
   // Rejects new calls. Waits for open ones and cancels them at `deadline`.

@@ -3,10 +3,10 @@
 // Calls of grpc.health.v1 that a listener makes to itself.
 //
 // Place:      inside GrpcListener.
-// Invariants: channels and calls are destroyed only by Begin and End, after they were answered.
-//             Destroying them in a callback would abort the process: with the last channel gRPC
-//             destroys its callback threads, including the one that runs the callback (gRPC 1.51:
-//             "assertion failed: prior > 0").
+// Invariants: channels and calls are destroyed only by Begin and End, after the calls were
+//             answered. Destroying them in a callback would abort the process: with the last
+//             channel gRPC destroys its callback threads, including the one that runs the callback
+//             (gRPC 1.51: "assertion failed: prior > 0").
 // Threads:    one thread at a time calls Begin and End. Answers arrive on threads of gRPC.
 
 #include <functional>

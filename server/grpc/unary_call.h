@@ -1,11 +1,11 @@
 #pragma once
 
-// Serves unary calls: at once, on a worker, or by refusing the method. All functions authorize the
-// caller first, so a handler that uses them cannot forget it.
+// Serves unary calls at once, on a worker, or by refusing the method. All functions authorize the
+// caller first, so that no handler that uses them can omit it.
 //
 // Place:      grpc/ and vllm/.
-// Invariants: gRPC passes messages as bytes. A message is parsed only if its caller has the scope.
-//             If it does not parse, the call ends with the reason.
+// Invariants: gRPC passes messages as bytes. A message is parsed only if the caller has the scope.
+//             If the message cannot be parsed, the error of the call gives the cause.
 // Threads:    any.
 
 #include <grpcpp/server_context.h>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Serves AdminService.WatchStats: streams statistics at an interval until the caller cancels or the
-// server shuts down.
+// Serves AdminService.WatchStats. Streams statistics at an interval until the caller cancels, its
+// token is revoked or the server shuts down.
 //
 // Place:      admin_service.cc creates a reactor for each call.
 // Invariants: the call ends with UNAUTHENTICATED once the caller's token is revoked. Finish is

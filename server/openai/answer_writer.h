@@ -2,9 +2,9 @@
 
 // Writes the answer of one generation call in the format of one API.
 //
-//   for each message: writer.Take(prompt, message, &events); writer.AppendEnd(&events)   stream
-//   for each message: writer.Take(prompt, message, nullptr); writer.TakeBody()           else
-//   writer.AppendError(body, &events)                           instead of AppendEnd, on an error
+//   stream:  for each message: writer.Take(prompt, message, &events); then AppendEnd(&events)
+//            on an error: AppendError(body, &events) instead of AppendEnd
+//   else:    for each message: writer.Take(prompt, message, nullptr); then TakeBody()
 //
 // Place:      OpenAiCall drives a writer and sends its bytes. OpenAiAnswer and the writers of
 //             server/dialects implement it.
@@ -21,14 +21,16 @@ class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
 
-  // Takes the next message of a prompt. With a stream, appends the resulting events.
+  // Takes the next message of the prompt with the index `prompt`. With a stream, appends the
+  // resulting events. Without a stream, `events` is null.
   virtual void Take(std::size_t prompt, const v1::GenerateResponse& message,
                     std::string* events) = 0;
   // Appends the events that end a stream.
   virtual void AppendEnd(std::string* events) = 0;
   // Appends the events that end a stream with an error, whose body has the format of the API.
   virtual void AppendError(const std::string& error_body, std::string* events) = 0;
-  // Returns the whole answer. Called once, last. REQUIRES: no stream; every choice is completed.
+  // Returns the whole answer. Called once, after the last Take. REQUIRES: the answer is no stream,
+  // and every choice is completed.
   virtual std::string TakeBody() = 0;
   // Returns the number of bytes of the answer so far; 0 with a stream.
   virtual std::size_t buffered_bytes() const = 0;

@@ -18,8 +18,8 @@
 
 namespace quire::server {
 
-// `bytes` is the body, from which tools are copied unchanged. Records in `names` the client's index
-// of each tool of `chat`, for error messages.
+// `bytes` is the body, from which tools are copied unchanged. For error messages, records in
+// `names` the client's index of each tool of `chat`.
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
 

@@ -5,8 +5,8 @@
 // adds calls of other APIs.
 //
 // Place:      between the OpenAI-compatible listener and Evaluation.
-// Invariants: null fields count as absent. Errors about an unknown, refused or mistyped field name
-//             the field (request_fields.h).
+// Invariants: null fields count as absent. If a field is unknown, refused or has a wrong type, the
+//             error contains the field's name (request_fields.h).
 // Threads:    any.
 // Lifetime:   the model outlives a plan.
 
@@ -34,8 +34,8 @@ struct EvaluationBodyContext {
   std::int64_t max_input_bytes = 0;  // tokenizer.max_input_bytes
 };
 
-// The items of a body, and the function that writes its answer. Without items, the answer is
-// written at once.
+// The items of a body, and the function that converts their results to the body of the answer. If
+// there are no items, the function is called at once.
 struct EvaluationPlan {
   std::vector<EvaluationItem> items;
   std::function<absl::StatusOr<std::string>(std::vector<EvaluationResult>)> answer;

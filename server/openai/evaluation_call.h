@@ -3,8 +3,8 @@
 // One call without a stream: reads the body, runs an Evaluation and writes the answer.
 //
 // Place:      created by openai_service.cc on the exchange's strand.
-// Invariants: there is one answer, after no request of the call is live. If the client disconnects,
-//             all requests are cancelled at once.
+// Invariants: exactly one answer is sent, when no request of the call is live any more. If the
+//             client disconnects, all requests are cancelled at once.
 // Threads:    runs on the exchange's strand. `worker` reads bodies and writes answers.
 // Lifetime:   keeps itself alive until the answer. The worker outlives the exchange.
 
@@ -31,7 +31,7 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
     CallInfo info;  // includes the request id
     std::string traceparent;
     HttpHeaders headers;                        // added to every answer
-    UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: unknown ones are refused
+    UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: refuse
   };
 
   EvaluationCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange, Head head,

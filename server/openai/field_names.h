@@ -24,9 +24,9 @@ namespace quire::server {
 
 class FieldNames {
  public:
-  // Maps a path to another. "[]" stands for any index: "chat.tools[].name". The mapping also
-  // applies to fields below the path. The longest matching path wins; among equal paths, the last
-  // one that was set.
+  // Maps the path `ours` to `theirs`. "[]" stands for any index: "chat.tools[].name". The mapping
+  // also applies to fields below the path. Of several matching paths, the longest one applies. If
+  // it was set several times, the last call applies.
   void Set(std::string ours, std::string theirs);
   // Maps chat.tools[i] to tools[indexes[i]]. Default: the same index.
   void SetToolIndexes(std::vector<std::size_t> indexes) { tools_ = std::move(indexes); }
@@ -34,7 +34,7 @@ class FieldNames {
   void SetConstraint(const std::string& theirs);
 
   std::string Rename(absl::string_view field) const;
-  // Returns the message with all fields renamed. Text in double quotes is not changed.
+  // Returns the message with all field names in it renamed. Text in double quotes is not changed.
   std::string RenameIn(absl::string_view message) const;
 
  private:

@@ -43,7 +43,7 @@ struct EndpointTables {
 // The daemon's own properties.
 struct ServerIdentity {
   std::string version;
-  std::string model_path;                    // model.path, or the path that its name leads to
+  std::string model_path;                    // the path that model.path resolves to
   bool has_own_files = true;                 // false: the embedded model, which has no path
   const probe::Registry* metrics = nullptr;  // null: there is no /metrics
 };

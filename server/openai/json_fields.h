@@ -24,8 +24,8 @@
 
 namespace quire::server {
 
-// Adds reason and field to an error that JsonValue returned for `value`. `param` is a field in the
-// client's names.
+// Adds the reason to an error that JsonValue returned for `value`, and the path of `value` in the
+// client's body as `field` and `param`.
 inline absl::Status NameField(absl::Status status, const formats::JsonValue& value) {
   return WithReason(std::move(status), Reason::kBadParameter,
                     {{"field", value.path()}, {"param", value.path()}});
@@ -71,7 +71,8 @@ class JsonFields {
     return object_.FindSet(key);
   }
 
-  // Each function calls `set` with the value if the member is set.
+  // Each function calls `set` with the value of the member `key`, unless the member is absent or
+  // null.
   template <typename Set>
   absl::Status Bool(absl::string_view key, Set set) const {
     return Read(key, set, [](const formats::JsonValue& value) { return value.AsBool(); });

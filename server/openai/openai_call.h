@@ -5,8 +5,8 @@
 //   exchange -> Begin -> Prepare: parse, Generation::Start per prompt -> Pump ... -> End
 //
 // Place:      created by openai_service.cc on the exchange's strand.
-// Invariants: no tokens are popped from generations while a chunk is being written. So if the
-//             client stops reading, tokens queue up in TokenStream and the engine stalls the
+// Invariants: no tokens are taken from generations while a chunk is being written. If the client
+//             stops reading, tokens are therefore buffered in TokenStream and the engine stalls the
 //             request. A failure of one prompt, or an exception while writing the answer, cancels
 //             the other prompts and becomes the answer of the call. If the client disconnects, all
 //             prompts are cancelled at once. The call ends when every generation has ended.
@@ -47,7 +47,8 @@ struct OpenAiCallHead {
   HttpHeaders headers;  // added to every answer
   OpenAiTokens (*tokens)(const ServedModel& served) = &MakeTokens;
   UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: unknown fields are refused
-  // Limit of an answer that is not streamed. It is buffered until its last choice is complete.
+  // Maximum size of an answer that is not streamed. Such an answer is buffered until its last
+  // choice is complete.
   std::size_t max_buffered_bytes = std::size_t{256} << 20;
 };
 
@@ -92,7 +93,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   std::vector<PromptState> prompts_;
   std::size_t num_prompts_ = 0;
   absl::Status error_;       // the first error
-  FieldNames names_;         // client names of fields in error_
+  FieldNames names_;         // client's names of the fields that error_ may name
   bool is_running_ = false;  // Prepare has returned
   bool has_begun_ = false;   // the response headers of the stream were sent
   bool is_writing_ = false;

@@ -7,7 +7,7 @@
 // Invariants: `code` is OpenAI's where clients act on it (context_length_exceeded, invalid_api_key,
 //             rate_limit_exceeded, ...), else the reason of base/error_reason.h in lower case.
 //             `param` is the field's name in the client's body. Only defects of the server, and
-//             its states, have 5xx statuses, because clients retry these.
+//             states such as loading, have 5xx statuses, because clients retry these.
 // Threads:    any.
 
 #include <string>
@@ -34,12 +34,13 @@ using WriteErrorBody = std::string (*)(const ApiError& error);
 
 std::string OpenAiErrorBody(const ApiError& error);
 
-// Returns an error of the HTTP side, with the HTTP status of the reason.
+// Returns an error of the HTTP layer, with the HTTP status of `reason`.
 HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_view param = "",
                        WriteErrorBody write = &OpenAiErrorBody);
 
-// `names` maps the field names of the request. The returned `param` and message have no names of
-// the gRPC API. REQUIRES: !status.ok().
+// Converts an error of the lower layers. `names` maps the field names of the request, so that the
+// returned `param` and message have the client's names and none of the gRPC API. REQUIRES:
+// !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {},
                        WriteErrorBody write = &OpenAiErrorBody, absl::string_view request_id = "");
 

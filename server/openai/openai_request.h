@@ -60,12 +60,12 @@ struct OpenAiLimits {
 
 // Parses a body, which must be an object. Errors are BAD_PARAMETER with metadata `field` "body".
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const OpenAiLimits& limits);
-// Also checks the fields of the body.
+// Also checks the fields of the body, whose owner is `owner` (CheckFields).
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
                                                 const OpenAiLimits& limits);
 
-// Truncates a label, without splitting a character. Labels are only logged, so a long one is not an
-// error.
+// Truncates a label to the maximum length, without splitting a character. Labels are only logged,
+// so a long label is not an error.
 std::string TruncateLabel(std::string text);
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body,

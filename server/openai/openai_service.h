@@ -7,10 +7,10 @@
 //                                       -> EvaluationCall -> Evaluation
 //
 // Place:      the handler of the HttpServer at openai.listen.
-// Invariants: unsupported endpoints and fields answer with an error object. A request with a
-//             forbidden Origin is refused before its body is read, so that a page of another site
-//             cannot use a local model. Without authentication on a loopback address, a request
-//             with a foreign Host is refused too (DNS rebinding; http_host.h).
+// Invariants: a request with an unknown path or an unsupported field is answered with an error
+//             object. A request with a forbidden Origin is refused before its body is read, so that
+//             a page of another site cannot use a local model. Without authentication on a loopback
+//             address, a request with a foreign Host is refused too (DNS rebinding; http_host.h).
 // Threads:    Handle runs on the server's threads and does no long work; see OpenAiCall.
 // Lifetime:   outlives the server; the context's objects outlive it.
 
@@ -46,7 +46,8 @@ class OpenAiService {
   // Returns an error of the HTTP server, such as a body that is too large, with the origin headers.
   HttpAnswer RejectBeforeRead(Reason reason, absl::string_view message,
                               const HttpRequest& request) const;
-  // Returns true if the request is answered even above the connection limit.
+  // Returns true for health probes, which are answered even on a connection over the limit
+  // (http_server.h).
   static bool IsProbe(const HttpRequest& head) {
     return head.path == "/health" || head.path == "/ping";
   }

@@ -66,8 +66,8 @@ struct RequestField {
   absl::string_view name;
   std::uint32_t owners = 0;  // FieldOwner bits
   FieldOutcome outcome = FieldOutcome::kSupported;
-  // Supported fields: the owner whose members the object in this field may have, or each object of
-  // a list. If 0, the reader checks the value.
+  // Supported fields: the owner of the members that the object in this field may have, or each
+  // object of the list in it. If 0, the reader checks the value.
   std::uint32_t members = 0;
   // Supported fields: an object without this member is not checked.
   absl::string_view members_if = "";
@@ -126,10 +126,10 @@ struct BodyFields {
 // Called with the path of an unknown field, if unknown fields are accepted.
 using UnknownFieldHandler = std::function<void(absl::string_view path)>;
 
-// Checks all members of `object` and of the objects in it, once. Null members count as absent.
-// Unknown members are refused, or passed to `on_unknown` if it is set. Errors are INVALID_ARGUMENT
-// / BAD_PARAMETER with the metadata `field` and `param`, the path of the member. REQUIRES:
-// object.is_object().
+// Checks all members of `object`, and those of the objects in it that the table describes. Null
+// members count as absent. Unknown members are refused, or passed to `on_unknown` if it is set.
+// Errors are INVALID_ARGUMENT / BAD_PARAMETER with the metadata `field` and `param`, the path of
+// the member. REQUIRES: object.is_object().
 absl::Status CheckFields(const FieldTable& table, const formats::JsonValue& object,
                          std::uint32_t owner, const UnknownFieldHandler& on_unknown);
 absl::Status CheckFields(const formats::JsonValue& object, FieldOwner owner,

@@ -1,10 +1,10 @@
 #pragma once
 
-// Logs the names of unknown request fields for openai.unknown_fields: warn, each name once.
+// Logs the name of each unknown request field once, if openai.unknown_fields is warn.
 //
 // Place:      one per OpenAI-compatible listener.
-// Invariants: clients choose the names, so at most kMaxNames are kept. The last one is followed by
-//             a line that says that later names are not logged.
+// Invariants: clients choose the names, so at most kMaxNames are kept. After the last one, a log
+//             line states that later names are not logged.
 // Threads:    any.
 
 #include <cstddef>

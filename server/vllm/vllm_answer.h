@@ -7,7 +7,7 @@
 //   Completed                 becomes a GenerateComplete message
 //
 // Place:      between Generation and the wire; the counterpart of vllm_request.h.
-// Invariants: only the first message of each choice has the prompt's log-probabilities.
+// Invariants: the prompt's log-probabilities are only in the first message of each choice.
 // Threads:    one thread at a time.
 // Lifetime:   one call.
 

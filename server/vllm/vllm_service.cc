@@ -128,7 +128,7 @@ class VllmService::Impl final : public RawService {
     return reactor;
   }
 
-  // Flushing the cache is for operators, who use the control listener.
+  // Flushing the cache is for operators, who call AdminService.
   Reactor* FlushCache(Context* call, const Bytes* request, Bytes* response) override {
     return RefuseUnsupported(
         Unary("VllmEngine.FlushCache", call, request, response),
@@ -206,7 +206,7 @@ class VllmService::Impl final : public RawService {
           CheckRequestId(request.request_ids(i), absl::StrCat("request_ids[", i, "]")));
     }
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
-    // Gateways also abort requests that have just ended; that is not an error.
+    // An unknown id is not an error, because gateways also abort requests that have just ended.
     for (const std::string& id : request.request_ids()) {
       served->engine->Cancel({caller.tenant, caller.principal}, id, engine::CancelSource::kApi);
     }

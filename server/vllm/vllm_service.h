@@ -6,8 +6,9 @@
 // Place:      registered with the data listener if server.grpc.vllm_service is set. Generations use
 //             GenerateReactor; other calls are answered from the served model.
 // Invariants: authentication, scopes, limits, drain, metrics and error details are the same as in
-//             GenerationService. Only HealthCheck needs no token. Unsupported calls return
-//             UNIMPLEMENTED / FEATURE_UNSUPPORTED with their name.
+//             GenerationService, but HealthCheck needs no token and GetLoads needs the scope
+//             `metrics`. Unsupported calls return UNIMPLEMENTED / FEATURE_UNSUPPORTED with their
+//             name.
 // Threads:    gRPC's callback threads.
 // Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.
@@ -28,7 +29,7 @@ namespace quire::server {
 struct VllmDescription {
   std::string version;
   absl::Time start_time;
-  std::string model_path;     // model.path, or the path that its name leads to
+  std::string model_path;     // the path that model.path resolves to
   bool has_own_files = true;  // false: the embedded model, which has no path
 };
 
