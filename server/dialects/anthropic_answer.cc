@@ -14,7 +14,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// `has_calls` takes precedence over the end of the text, but not over a limit.
+// If the answer has tool calls, the reason is tool_use, unless a limit or a stop sequence has ended
+// the answer.
 absl::string_view StopReason(const v1::Completed& completed, bool has_calls) {
   switch (completed.finish_reason()) {
     case v1::FINISH_REASON_LENGTH:
@@ -49,7 +50,7 @@ absl::string_view ErrorType(int http_status) {
   }
 }
 
-// Returns a block as JSON. `text` has the content of the kind.
+// Returns a thinking block or a text block with this text, as JSON.
 std::string TextBlock(bool is_thinking, absl::string_view text) {
   if (is_thinking) {
     return JsonText(ordered_json{{"type", "thinking"}, {"thinking", text}, {"signature", ""}});
@@ -57,7 +58,8 @@ std::string TextBlock(bool is_thinking, absl::string_view text) {
   return JsonText(ordered_json{{"type", "text"}, {"text", text}});
 }
 
-// Returns a tool_use block. `input` is the JSON text of the arguments, whose digits are kept.
+// Returns a tool_use block. `input` is the JSON text of the arguments. It is copied unchanged, so
+// that long numbers keep their digits.
 std::string CallBlock(const std::string& id, const std::string& name, absl::string_view input) {
   return absl::StrCat("{\"type\":\"tool_use\",\"id\":", JsonQuoted(id),
                       ",\"name\":", JsonQuoted(name), ",\"input\":", input, "}");

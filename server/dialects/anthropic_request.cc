@@ -54,7 +54,7 @@ constexpr RequestField kFields[] = {
     Supported("thinking", kBody, kThinking),
     Supported("output_config", kBody, kOutputConfig),
     Supported("stream", kBody),
-    // The answer has the same text.
+    // Fields without meaning: the answer has the same text with and without them.
     NoMeaning("cache_control", kBody | kBlocks | kTool, kObject),
     NoMeaning("service_tier", kBody, kString),
     NoMeaning("inference_geo", kBody, kString),
@@ -138,7 +138,7 @@ class MessageReader {
   }
 
  private:
-  // Adds a message that errors call `path`.
+  // Adds a message. Errors about it name the field `path`.
   v1::ChatMessage* AddMessage(absl::string_view role, const std::string& path) {
     names_->Set(absl::StrCat("chat.messages[", chat_->messages_size(), "]"), path);
     v1::ChatMessage* const message = chat_->add_messages();
@@ -387,7 +387,7 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
   });
 }
 
-// Reads a body, whose max_tokens may be absent.
+// Reads a body. Its max_tokens may be absent.
 absl::StatusOr<OpenAiRequest> ReadBody(absl::string_view bytes, const OpenAiLimits& limits) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
   QUIRE_RETURN_IF_ERROR(Check(document.root(), kBody, limits));

@@ -45,7 +45,8 @@ OllamaAnswer::OllamaAnswer(const OpenAiRequest& request, const OpenAiAnswerHead&
       created_at_(absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(head.created),
                                    absl::UTCTimeZone())) {}
 
-// Returns an answer, or one line of a stream. `calls` are JSON texts; `rest` has the last members.
+// Returns an answer, or one line of a stream. `calls` are JSON texts. `rest` contains the members
+// after the text and the calls.
 std::string OllamaAnswer::Json(const std::string& text, const std::string& thinking,
                                const std::vector<std::string>& calls,
                                const ordered_json& rest) const {

@@ -1,7 +1,8 @@
 #pragma once
 
 // Ollama's API: GET /, /api/tags, /api/version and /api/ps, POST /api/show, /api/generate and
-// /api/chat. Calls that change models are refused with the command that does it.
+// /api/chat. Calls that change models, and /api/embed, are refused. The message names the
+// alternative if there is one.
 //
 // Place:   above server/openai, whose listener serves them.
 // Threads: any.

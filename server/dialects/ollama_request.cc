@@ -151,7 +151,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
     return absl::OkStatus();
   }
   if (!format->is_object()) return BadField(*format, "must be \"json\" or a JSON schema");
-  // Answers have the key order of the schema's text.
+  // The schema keeps the order of its keys, because answers have that order.
   const absl::string_view raw = formats::RawMember(bytes, "format");
   request->mutable_constraint()->set_json_schema(
       formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end())));
@@ -261,7 +261,7 @@ absl::Status ReadMessage(const JsonValue& value, absl::string_view raw, v1::Chat
   return absl::OkStatus();
 }
 
-// The calls of a conversation that no message has answered yet, in the order of the calls.
+// The tool calls of a conversation that no message has answered yet, in the order of the calls.
 class OpenCalls {
  public:
   void Add(const v1::ToolCall& call) {
@@ -296,8 +296,8 @@ class OpenCalls {
   absl::flat_hash_map<std::string, std::deque<std::size_t>> by_name_;
 };
 
-// Gives ids to calls without one, and to the messages of role `tool` that answer them. Ollama's
-// clients send none, but templates may need them.
+// Gives ids to tool calls without one, and to the messages of role `tool` that answer them.
+// Ollama's clients usually send no ids, but templates may need them.
 void PairToolCalls(v1::ChatPrompt* chat) {
   OpenCalls open;
   std::int32_t count = 0;

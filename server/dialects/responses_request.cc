@@ -63,7 +63,7 @@ constexpr RequestField kFields[] = {
     Supported("stream_options", kBody, kStreamOptions),
     Supported("metadata", kBody),
     Supported("user", kBody),
-    // The answer has the same text.
+    // Fields without meaning: the answer has the same text with and without them.
     NoMeaning("store", kBody, kBoolean),
     NoMeaning("service_tier", kBody, kString),
     NoMeaning("safety_identifier", kBody, kString),
@@ -139,7 +139,7 @@ class ItemReader {
   ItemReader(const OpenAiLimits& limits, v1::ChatPrompt* chat, FieldNames* names)
       : limits_(limits), chat_(chat), names_(names) {}
 
-  // Adds a message that error messages call `path`.
+  // Adds a message. Errors about it name the field `path`.
   v1::ChatMessage* AddMessage(absl::string_view role, const std::string& path) {
     names_->Set(absl::StrCat("chat.messages[", chat_->messages_size(), "]"), path);
     v1::ChatMessage* const message = chat_->add_messages();
@@ -233,7 +233,7 @@ class ItemReader {
     return ReadParts(*output, {"input_text"}, message);
   }
 
-  // Reads the content, or the summary of an item without content.
+  // Reads the content of a reasoning item, or its summary if it has no content.
   absl::Status ReadReasoning(const JsonValue& item) {
     v1::ChatMessage parts;
     if (const auto content = item.FindSet("content")) {
@@ -402,7 +402,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
 
 absl::Status ReadInclude(const JsonFields& body, v1::OutputOptions* output, OpenAiRequest* result) {
   constexpr absl::string_view kLogprobs = "message.output_text.logprobs";
-  // The other known values name members of items that answers never have, or have in full.
+  // The other known values name members that answers never have, or always have in full.
   constexpr absl::string_view kKnown[] = {kLogprobs,
                                           "reasoning.encrypted_content",
                                           "message.input_image.image_url",

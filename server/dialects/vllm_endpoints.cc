@@ -54,7 +54,8 @@ absl::StatusOr<formats::JsonDocument> Parse(absl::string_view bytes, std::uint32
   return document;
 }
 
-// Checks the members of messages or tools, which have the same fields as in chat completions.
+// Checks each object of the list `key` (messages or tools). Its fields are the same as in chat
+// completions.
 absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldOwner owner,
                            const UnknownFieldHandler& on_unknown) {
   const auto list = body.Find(key);
@@ -67,7 +68,7 @@ absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldO
   return absl::OkStatus();
 }
 
-// Reads all members but return_token_strs.
+// Reads all members except return_token_strs.
 absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
                           const UnknownFieldHandler& on_unknown, v1::TokenizeRequest* request) {
   QUIRE_RETURN_IF_ERROR(

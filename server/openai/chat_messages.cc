@@ -114,8 +114,8 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   return ReadToolCalls(fields, message);
 }
 
-// Pairs each older function_call with the message of role `function` that answers it, as a tool
-// call with an id and a message of role `tool`. Other messages of role `function` stay as they are.
+// Converts each older function_call to a tool call with an id, and the message of role `function`
+// that answers it to a message of role `tool`. Other messages of role `function` are not changed.
 void PairFunctionCalls(const JsonValue& messages, v1::ChatPrompt* chat) {
   std::string name, id;
   for (int i = 0; i < chat->messages_size(); ++i) {
@@ -231,8 +231,8 @@ absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
   return absl::OkStatus();
 }
 
-// Reads functions and function_call, the older spelling of tools and tool_choice. Its answers have
-// at most one call.
+// Reads functions and function_call, the older spelling of tools and tool_choice. With this
+// spelling an answer has at most one call.
 absl::Status ReadFunctions(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                            FieldNames* names) {
   const auto functions = body.Find("functions");
@@ -351,7 +351,7 @@ absl::Status CheckFinalMessage(const JsonValue& messages) {
       Reason::kBadParameter, {{"field", path}});
 }
 
-// Sets a template variable that the API also has as a field.
+// Sets the template variable `name`, which is also a field of the API, to the field's value.
 absl::Status SetVariable(const JsonFields& body, const std::string& name, const JsonValue& value,
                          v1::ChatPrompt* chat) {
   const auto vars = body.Find("chat_template_kwargs");

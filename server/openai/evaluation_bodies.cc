@@ -174,7 +174,7 @@ struct Texts {
   std::vector<std::string> fields;
 };
 
-// Reads the field of `names` that is set; they are spellings of one field.
+// Reads the one field of `names` that is set. `names` are different spellings of the same field.
 absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<const char*> names) {
   Texts result;
   std::optional<JsonValue> value;
@@ -242,7 +242,8 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
   return plan;
 }
 
-// Sorts by descending score; equal scores keep their order.
+// Returns the `most` best documents by descending score. Documents with equal scores keep their
+// order.
 ordered_json RankDocuments(const std::vector<double>& scores, std::size_t most,
                            const std::vector<std::string>& documents) {
   std::vector<std::size_t> order(scores.size());

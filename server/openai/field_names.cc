@@ -61,8 +61,8 @@ constexpr NamePair kNames[] = {
 constexpr absl::string_view kConstraintKinds[] = {"json_schema", "regex",  "ebnf_grammar",
                                                   "json_object", "choice", "structural_tags"};
 
-// Returns true for patterns that match only a whole path, because configuration keys begin with the
-// same name.
+// Returns true for patterns that match only a whole path. Configuration keys also begin with these
+// names, and they must not be renamed.
 bool MatchesWholeOnly(absl::string_view pattern) {
   return pattern == "chat" || pattern == "constraint";
 }

@@ -226,8 +226,8 @@ ordered_json IdList(const google::protobuf::RepeatedField<std::int32_t>& ids) {
   return std::vector<std::int32_t>(ids.begin(), ids.end());
 }
 
-// Returns the mean log-probability of the tokens of a choice, by which best_of ranks. A choice
-// without tokens is the least likely one.
+// Returns the mean log-probability of the tokens of a choice, by which choices are ranked for
+// best_of. A choice without tokens is the least likely one.
 double MeanLogprob(const TokenLogprobs& tokens) {
   if (tokens.empty()) return kNoLogprob;
   double sum = 0;
@@ -346,7 +346,8 @@ struct OpenAiAnswer::Impl {
   std::vector<Choice> choices;
   ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
   bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
-  // Size of each `json`, and of each `logprobs_json` times the number of its copies in the body.
+  // Total size of `json` of all choices, and of `logprobs_json` of all prompts times the number of
+  // its copies in the body.
   std::size_t buffered_bytes = 0;
 };
 
@@ -431,8 +432,9 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   }
 }
 
-// Converts the tokens to text at once. Then buffered_bytes exceeds its limit before memory is
-// exhausted. A chat's body has the list once, and a completion's body once per choice.
+// Converts the tokens to text at once, so that buffered_bytes counts them and exceeds its limit
+// before memory is exhausted. The body of a chat contains the list once, that of a completion once
+// per choice.
 void OpenAiAnswer::Impl::AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
   if (echo) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
   if (!with_prompt_logprobs) return;

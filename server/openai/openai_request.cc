@@ -24,7 +24,7 @@ using formats::JsonValue;
 
 constexpr std::size_t kMaxPrompts = 2048;
 constexpr std::int64_t kMaxChoices = 2048;  // over all prompts of a list
-// Memory limit of everything that is copied for each prompt, over all prompts.
+// Maximum memory of the parameters that are copied for each prompt, over all prompts of a list.
 constexpr std::size_t kMaxCopiedBytes = 64 << 20;
 constexpr std::size_t kMaxLabelBytes = 64;
 
@@ -156,8 +156,8 @@ absl::StatusOr<std::string> ReadSchema(const JsonValue& schema, absl::string_vie
   return formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end()));
 }
 
-// Refuses members that the type of the object does not have. Ignoring one could leave the answer
-// less constrained than requested.
+// Refuses members other than `known`. Ignoring one could leave the answer less constrained than
+// requested.
 absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
                           std::initializer_list<absl::string_view> known) {
   for (const auto& [key, value] : object.raw().items()) {
@@ -168,7 +168,8 @@ absl::Status CheckMembers(const JsonValue& object, absl::string_view where,
   return absl::OkStatus();
 }
 
-// Fails if a constraint is already set; else records the path of `value` as its name.
+// Returns an error if a constraint is already set. Otherwise records the path of `value` as the
+// client's name of the constraint.
 absl::Status CheckFirstConstraint(const JsonValue& value, const v1::GenerateRequest& request,
                                   FieldNames* names) {
   if (request.has_constraint()) {
@@ -253,7 +254,7 @@ absl::Status ReadGuided(const JsonFields& body, absl::string_view bytes,
   return ReadConstraintMembers(JsonFields(*structured), "", raw, request, names);
 }
 
-// The schema of a response format; absent if it has none.
+// The schema of a response format. `value` is absent if the format has no schema.
 struct FormatSchema {
   std::optional<JsonValue> value;
   absl::string_view raw;  // the schema's text in the body
@@ -344,8 +345,8 @@ absl::StatusOr<bool> ReadWord(const JsonValue& value, absl::string_view first,
                                       first, " or ", second));
 }
 
-// Reads constraint_start and constraint_whitespace, also valid with response_format, and vLLM's
-// disable_any_whitespace.
+// Reads constraint_start and constraint_whitespace, which are also valid with response_format. Also
+// reads vLLM's disable_any_whitespace.
 absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* request) {
   const bool has_json = HasJson(request->constraint());
   if (const auto structured = body.Find("structured_outputs")) {
@@ -376,7 +377,8 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   return absl::OkStatus();
 }
 
-// Tools may supply the schema later, so RequestTranslator checks for it.
+// The schema may be that of a tool, which is read later. RequestTranslator therefore checks that
+// there is a schema.
 absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request) {
   const auto policy = body.Find("constraint_unenforced");
   if (!policy) return absl::OkStatus();
@@ -386,7 +388,7 @@ absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request
   return absl::OkStatus();
 }
 
-// Reads vLLM's truncate_prompt_tokens: -1 keeps what fits into the context.
+// Reads vLLM's truncate_prompt_tokens. The value -1 keeps as many tokens as fit into the context.
 absl::Status ReadTruncation(const JsonFields& body, v1::GenerateRequest* request) {
   std::int32_t kept = 0;
   QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", [&](std::int32_t v) { kept = v; }));

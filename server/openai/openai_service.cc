@@ -25,7 +25,7 @@ namespace {
 // Workers for large bodies.
 constexpr int kNumWorkers = 2;
 constexpr std::size_t kMaxWaitingBodies = 1024;
-// Limit of the body of a request that needs no token.
+// Maximum size of the body of a request that needs no token.
 constexpr std::int64_t kMaxBytesWithoutToken = 512;
 
 // Paths of OpenAI's API that are not served.
@@ -74,7 +74,8 @@ HttpAnswer ForeignHostError(absl::string_view host, WriteErrorBody write) {
       "host", write);
 }
 
-// Checks the body of a request that needs no token.
+// Checks the body of a request that needs no token. Returns an error if its length is unknown or
+// above kMaxBytesWithoutToken.
 std::optional<HttpAnswer> CheckBodyWithoutToken(const HttpRequest& head, WriteErrorBody write) {
   const absl::string_view length = head.Header("content-length");
   std::int64_t bytes = 0;

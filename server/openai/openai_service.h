@@ -41,7 +41,8 @@ class OpenAiService {
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
   // Checks the head of a request that has a body, before the body is read. Returns the error that
-  // Handle would return, or 413 if the endpoint needs no token and the body is not small.
+  // Handle would send. Returns 413 if the endpoint needs no token and the body has more than 512
+  // bytes or no Content-Length.
   std::optional<HttpAnswer> CheckBeforeBody(const HttpRequest& head) const;
   // Returns an error of the HTTP server, such as a body that is too large, with the origin headers.
   HttpAnswer RejectBeforeRead(Reason reason, absl::string_view message,

@@ -23,7 +23,7 @@ constexpr std::uint32_t kEvaluationBodies =
     kEmbeddingBody | kScoreBody | kRerankBody | kClassifyBody;
 constexpr std::uint32_t kAllBodies = kGenerationBodies | kEvaluationBodies;
 
-// Longer names are cut in messages.
+// Longer field names are truncated in messages.
 constexpr std::size_t kMaxNameBytes = 64;
 constexpr absl::string_view kTextOnly = "the model reads and writes text only";
 constexpr absl::string_view kUseConstraint = "use response_format or structured_outputs";
@@ -128,7 +128,7 @@ constexpr RequestField kFields[] = {
     Supported("top_n", kRerankBody),
     Supported("return_documents", kRerankBody),
 
-    // No meaning: the answer is the same.
+    // Fields without meaning: the answer is the same with and without them.
     NoMeaning("store", kChatBody, kBoolean),
     NoMeaning("metadata", kChatBody, kObject),
     NoMeaning("service_tier", kChatBody, kString),
@@ -149,7 +149,7 @@ constexpr RequestField kFields[] = {
     NoMeaning("id_slot", kGenerationBodies, kNumber),
     NoMeaning("log_metrics", kGenerationBodies, kBoolean),
 
-    // Refused, of OpenAI.
+    // Refused fields of OpenAI.
     Refused("suffix", kCompletionBody, "write the insertion format of the model as the prompt",
             R"([""])"),
     Refused("audio", kChatBody, kTextOnly),
@@ -157,7 +157,7 @@ constexpr RequestField kFields[] = {
     Refused("moderation", kChatBody, "moderate prompts and answers before and after the call"),
     Refused("verbosity", kChatBody, "ask for short or long answers in a message", R"(["medium"])"),
     Refused("web_search_options", kChatBody, "search in the client and send the results"),
-    // Refused, of vLLM.
+    // Refused fields of vLLM.
     Refused("use_beam_search", kGenerationBodies, kNoBeams, "[false]"),
     Refused("length_penalty", kGenerationBodies, kNoBeams, "[1]"),
     Refused("watermarking", kGenerationBodies, "remove it", "[false]"),
@@ -204,7 +204,7 @@ constexpr RequestField kFields[] = {
     Refused("chat_template_kwargs", kEmbeddingBody | kClassifyBody, kInputOnly),
     Refused("add_generation_prompt", kEmbeddingBody | kClassifyBody, kInputOnly, "[false]"),
     Refused("continue_final_message", kEmbeddingBody | kClassifyBody, kInputOnly, "[false]"),
-    // Refused, of SGLang, whose gateways send some of them in every call.
+    // Refused fields of SGLang. Its gateways send some of them in every call.
     Refused("no_stop_trim", kGenerationBodies, "use include_stop_str_in_output", "[false]"),
     Refused("stop_regex", kGenerationBodies, "use stop", "[[]]"),
     Refused("lora_path", kGenerationBodies, kNoAdapters),
@@ -234,7 +234,7 @@ constexpr RequestField kFields[] = {
     Refused("bootstrap_host", kGenerationBodies, kNoTransfer),
     Refused("bootstrap_port", kGenerationBodies, kNoTransfer),
     Refused("bootstrap_room", kGenerationBodies, kNoTransfer),
-    // Refused, of llama.cpp.
+    // Refused fields of llama.cpp.
     Refused("grammar", kGenerationBodies, kUseConstraint),
     Refused("json_schema", kGenerationBodies, kUseConstraint),
     Refused("grammar_lazy", kGenerationBodies, kUseConstraint, "[false]"),
@@ -281,7 +281,7 @@ constexpr RequestField kFields[] = {
     Refused("reasoning_budget_end_tag", kGenerationBodies, kNoBudget, R"([""])"),
     Refused("reasoning_budget_end_tags", kGenerationBodies, kNoBudget, "[[]]"),
     Refused("reasoning_budget_message", kGenerationBodies, kNoBudget, R"([""])"),
-    // Refused, of Ollama and others.
+    // Refused fields of Ollama and others.
     Refused("reasoning", kChatBody, "use reasoning_effort", "[{}]"),
     Refused("think", kChatBody, "use enable_thinking or reasoning_effort"),
     Refused("options", kGenerationBodies, "send its members at the top level", "[{}]"),

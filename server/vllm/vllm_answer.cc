@@ -74,7 +74,7 @@ bool VllmAnswer::Take(const v1::GenerateResponse& event, wire::GenerateResponse*
   return false;
 }
 
-// Only the id of token 0 is stored here: the prompt's log-probabilities begin at position 1.
+// Stores only the id of token 0, because the prompt's log-probabilities begin at position 1.
 void VllmAnswer::Store(const v1::Started& started) {
   prompt_tokens_ = static_cast<std::uint32_t>(started.prompt_tokens());
   cached_tokens_ = static_cast<std::uint32_t>(started.cached_tokens());

@@ -59,7 +59,8 @@ absl::Status BadTokenId(absl::string_view field, int position, std::uint32_t id)
 
 absl::Status ReadConstraint(const wire::SamplingParams& params, v1::GenerateRequest* request) {
   if (params.grammar_from_first_token()) {
-    return Refuse("sampling_params.grammar_from_first_token", "true", "is not supported");
+    return Refuse("sampling_params.grammar_from_first_token", "true",
+                  "this option is not supported");
   }
   switch (params.constraint_case()) {
     case wire::SamplingParams::kJsonSchema:
