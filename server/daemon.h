@@ -38,8 +38,8 @@ class Daemon {
          runtime::CpuCheck cpu_check);
   ~Daemon();
 
-  // Serves until a stop is requested or a failure occurs. Returns the exit code. If the model is
-  // still loading or a reload is still running when the listeners are closed, exits the process
+  // Serves until a stop is requested or a failure occurs. Returns the exit code. If the model was
+  // loading when the stop was requested, or a reload is running after the drain, exits the process
   // without waiting for that thread.
   int Run();
 

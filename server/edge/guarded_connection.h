@@ -12,8 +12,9 @@
 //             pending operation. Bytes are written before more are read, so a slow receiver slows
 //             down the sender. Frames that this class adds (SETTINGS, GOAWAY, RST_STREAM) are sent
 //             to the client only between two frames of gRPC. A refused client gets a GOAWAY frame
-//             with the reason, unless too many connections linger. A connection that gRPC closes
-//             counts against the connection limits until it has lingered.
+//             with the reason, unless too many connections linger or gRPC leaves a frame
+//             incomplete. A connection that gRPC closes counts against the connection limits until
+//             it has lingered.
 // Threads:    runs on the strand of its transport. Public methods are thread-safe.
 // Lifetime:   its pending operations keep it alive. `host` outlives it.
 

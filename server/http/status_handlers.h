@@ -37,7 +37,7 @@ struct StatusSources {
   const Authenticator* authenticator = nullptr;
   absl::string_view version;
   absl::Time start_time;
-  bool is_open = false;        // the listener is on loopback or needs tokens; else 403
+  bool is_open = false;        // on loopback or with tokens; else anonymous callers get 403
   bool checks_host = false;    // the header Host has to be local
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
