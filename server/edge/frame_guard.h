@@ -34,7 +34,8 @@ namespace quire::server {
 struct FrameLimits {
   std::int64_t max_streams = 0;  // the value that the server announces
   // The limit before the client acknowledges the server's SETTINGS. Go, Netty and nghttp2 open at
-  // most 100 streams until they know the limit. RFC 9113, section 6.5.2, recommends no lower limit.
+  // most 100 streams until they know the limit. RFC 9113, section 6.5.2, advises against a lower
+  // limit.
   std::int64_t max_early_streams = 100;
   std::int64_t max_header_block_bytes = 0;  // HEADERS and its CONTINUATIONs, compressed
   // Limits per second:

@@ -147,7 +147,7 @@ const kCharts = {
 
 function drawHistory(h) {
   const last = values => values[values.length - 1];
-  // For each sample, the share of the prompt tokens of the minute before that were in the prefix cache.
+  // hits[i] is the share of the prompt tokens of the minute before sample i that were in the prefix cache.
   const hits = h.age_seconds.map((_, i) => {
     const j = Math.max(0, i - kHitSamples), asked = h.queried_tokens[i] - h.queried_tokens[j];
     return asked > 0 ? (h.hit_tokens[i] - h.hit_tokens[j]) / asked : null;
