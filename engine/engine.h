@@ -1,17 +1,17 @@
 #pragma once
 
-// Continuous batching: takes requests from any thread, runs one step after another on its own
-// thread, and writes tokens to each request's TokenStream.
+// The continuous-batching engine. It takes requests from any thread, runs one step after another on
+// its own thread, and writes tokens to each request's TokenStream.
 //
 //   RequestIntake (any thread) -> text workers: Tokenizer::Encode, HashPages -> Inbox
 //   EngineThread, each step: drain the inbox, expire, schedule, reserve pages, run, publish, emit
 //                            tokens
 //   output workers: detokenize, match stop strings, write the stream; a match returns as a signal
 //
-// Place:      above StepRunner and CacheManager; below the server, which knows it only by this
-//             header.
-// Invariants: every accepted request ends exactly once, in its stream's Finish. All of its pages
-//             are free by then. The conservation rules of docs/metrics.md hold.
+// Place:      above StepRunner and CacheManager; below the server.
+// Invariants: every accepted request ends exactly once, in its stream's Finish. By then it holds no
+//             pages, except that steps in flight may still use some of them. The conservation rules
+//             of docs/metrics.md hold.
 // Threads:    one thread calls Create and the destructor. Everything else is thread-safe.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 
@@ -96,13 +96,13 @@ class Engine {
   // REQUIRES: PrepareHotOptions returned OK for the same options.
   void SetHotOptions(const HotOptions& options);
 
-  // Returns the maximum number of sequences of a step that is in effect.
+  // Returns the current value of HotOptions::max_running_sequences.
   std::int32_t max_running_sequences() const { return hot_.Get()->max_running_sequences; }
   std::vector<RequestInfo> ListRequests() const;  // sorted by accept time, id, tenant
   EngineStats GetStats() const;
   // Describes the pages at the next step boundary, with no step in flight. Too slow for every
-  // scrape of the metrics. Returns DEADLINE_EXCEEDED if no step ends within a second, and
-  // UNAVAILABLE if the engine has failed or stops.
+  // scrape of the metrics. Returns DEADLINE_EXCEEDED if the engine thread does not answer within a
+  // second, and UNAVAILABLE if the engine has failed or stops.
   absl::StatusOr<PageSnapshot> GetPageSnapshot();
   // Flushes at the next step boundary. With a positive `idle_timeout`, first waits for the engine
   // to be idle, and returns FAILED_PRECONDITION / NOT_IDLE on timeout.

@@ -14,7 +14,7 @@
 namespace quire::engine {
 namespace {
 
-// A caller that wants to see the pages waits this long for the end of a step.
+// Maximum time that GetPageSnapshot waits for the engine thread.
 constexpr absl::Duration kSnapshotTimeout = absl::Seconds(1);
 
 }  // namespace

@@ -95,6 +95,7 @@ class EngineThread {
   EngineStats stats_ ABSL_GUARDED_BY(stats_mutex_);
   absl::Time stats_time_ ABSL_GUARDED_BY(stats_mutex_);
   // The members below belong to the engine thread.
+  //
   // The options that steps use now, possibly older than the published ones.
   std::shared_ptr<const HotOptions> hot_;
   EngineCore core_;

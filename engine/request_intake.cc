@@ -121,7 +121,7 @@ absl::Status RequestIntake::CheckRequest(const Request& request, const HotOption
          {"max_bytes", absl::StrCat(hot.max_input_bytes)}});
   }
   QUIRE_RETURN_IF_ERROR(CheckState());
-  // A template may render text for messages without any.
+  // A template may render text even if the messages have none.
   if (bytes == 0 && !std::holds_alternative<ChatPrompt>(request.prompt)) {
     return WithReason(absl::InvalidArgumentError("prompt is empty"), Reason::kPromptMissing);
   }

@@ -37,7 +37,7 @@ namespace quire::engine {
 class Inbox;
 class TextStage;
 
-// A line of ListRequests.
+// One request in the result of ListRequests.
 struct RequestInfo {
   std::string id, model, principal, tenant;
   RequestState state = RequestState::kPreparing;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Creates the build function of the constraint compiler: it translates a spec to a grammar and the
-// grammar to a compiled constraint.
+// Creates the build function of the constraint compiler. The function translates a spec to a
+// grammar, and the grammar to a compiled constraint.
 //
 // Place:      on top of engine/constraint; the server provides the vocabulary.
 // Threads:    the returned function may run on several threads at once.
@@ -24,8 +24,8 @@ struct ConstraintVocabulary {
   std::vector<std::pair<std::string, std::int32_t>> special = {};
 };
 
-// Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED in a build without the library. REQUIRES: ids of
-// special tokens are indices into `tokens`, and the texts there are empty.
+// Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED if quire was built without the grammar library.
+// REQUIRES: the ids of special tokens are indices of empty elements of `tokens`.
 absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary);
 
 }  // namespace quire::engine

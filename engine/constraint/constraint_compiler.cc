@@ -31,8 +31,8 @@ using Result = ConstraintCompiler::Result;
 using Done = ConstraintCompiler::Done;
 using Ticket = ConstraintCompiler::Ticket;
 
-constexpr double kCompileBorders[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
-                                      0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1,    2,    5};
+constexpr double kCompileBounds[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+                                     0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1,    2,    5};
 
 bool IsJsonSpace(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r';
@@ -193,7 +193,7 @@ void ConstraintCompiler::Impl::AddMetrics(probe::Registry& metrics) {
   constexpr char kCache[] = "quire_constraint_cache_total";
   constexpr char kHelp[] = "Constraint cache lookups, by result.";
   compile_seconds_ = metrics.AddHistogram("quire_constraint_compile_seconds",
-                                          "Time to compile a constraint.", kCompileBorders);
+                                          "Time to compile a constraint.", kCompileBounds);
   hits_ = metrics.AddCounter(kCache, kHelp, {{"result", "hit"}});
   misses_ = metrics.AddCounter(kCache, kHelp, {{"result", "miss"}});
   errors_ = metrics.AddCounter(kCache, kHelp, {{"result", "error"}});

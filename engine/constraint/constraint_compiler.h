@@ -8,9 +8,9 @@
 //             its ticket. The cache has at most `cache_bytes`. Callers that wait for equal specs
 //             share one build. At most `compile_threads` builds run, all at low priority. A build
 //             that runs completes, even without callers.
-// Threads:    thread-safe. `done` runs inside Compile if that needs no build, inside the destructor
-//             if the build has not ended by then, and otherwise on a compiler thread. No lock is
-//             held during the call. `done` must not block.
+// Threads:    thread-safe. `done` runs inside Compile if the call needs no build, inside the
+//             destructor if the build has not ended by then, and otherwise on a compiler thread. No
+//             lock is held during the call. `done` must not block.
 // Lifetime:   the destructor rejects waiting specs, asks running builds to stop, and joins the
 //             threads. The registry must outlive the compiler.
 
@@ -42,7 +42,8 @@ struct ConstraintOptions : HotConstraintOptions {
 };
 
 struct ConstraintCounts {
-  // Calls of Compile. The build of a miss ends in a constraint or an error, unless it is cancelled.
+  // Calls of Compile for a cached constraint (hits), calls that wait for a build (misses), and
+  // failed builds and specs that are too large (errors).
   std::int64_t hits = 0, misses = 0, errors = 0;
   std::int64_t waiting = 0;  // builds waiting for a thread
   std::int64_t cached_bytes = 0, cached = 0;

@@ -30,8 +30,8 @@ absl::Status Bad(ConstraintKind kind, absl::string_view why) {
   return BadConstraint("compile", absl::StrCat("constraint.", ConstraintKindName(kind), ": ", why));
 }
 
-// Parses and checks the schema. Appends the keywords that it does not enforce, each prefixed with
-// `field`.
+// Parses and checks the schema. Appends to `unenforced` the pointers to the keywords that are not
+// enforced, each prefixed with `field`.
 absl::StatusOr<std::unique_ptr<SchemaDocument>> ReadSchema(absl::string_view text,
                                                            UnenforcedPolicy policy,
                                                            absl::string_view field,
@@ -117,7 +117,7 @@ absl::Status WithTagField(const absl::Status& status, absl::string_view field,
   return WithReason(std::move(named), reason->reason, metadata);
 }
 
-// Writes the arguments of a tool for a format that does not write them as JSON.
+// Writes the arguments of a tool, for a tool format in which they are not JSON.
 absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const ConstraintTag& tag,
                                        const SpecialTokens& special, GrammarText* grammar,
                                        std::vector<std::string>* unenforced) {
@@ -140,7 +140,7 @@ absl::Status CheckArgumentName(absl::string_view name) {
                          .text = "a name must consist of [A-Za-z0-9_.-]"}});
 }
 
-// Writes the arguments of a tool for a format that writes them as keyword arguments of a Python
+// Writes the arguments of a tool, for a tool format in which they are keyword arguments of a Python
 // call.
 absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const ConstraintTag& tag,
                                          GrammarText* grammar,

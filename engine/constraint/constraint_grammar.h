@@ -5,7 +5,7 @@
 // Place:      above the readers of schemas, regular expressions and grammars; grammar_library
 //             compiles its result.
 // Invariants: a spec that cannot be enforced exactly is rejected with BAD_CONSTRAINT, stage
-//             `compile`, and the field, unless its UnenforcedPolicy is kAnnotate.
+//             `compile`, and the name of the field, unless its UnenforcedPolicy is kAnnotate.
 // Threads:    pure functions.
 
 #include <string>

@@ -341,7 +341,7 @@ class GbnfParser {
   const absl::string_view text_;
   GrammarText& grammar_;
   std::size_t at_ = 0;
-  std::map<std::string, Rule> rules_;  // and the groups that ParseSequence records
+  std::map<std::string, Rule> rules_;  // rules, and the groups that ParseSequence records
   int num_names_ = 0;                  // number of rules, without these groups
   int num_repeats_ = 0;
 };

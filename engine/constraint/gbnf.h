@@ -1,7 +1,7 @@
 #pragma once
 
-// Parses a grammar in the EBNF of llama.cpp (GBNF) and writes it again, so that the grammar library
-// only gets validated names, escapes and counts.
+// Parses a grammar in the EBNF of llama.cpp (GBNF) and translates it to a GrammarText, so that the
+// grammar library only gets validated names, escapes and counts.
 //
 // Place:      above grammar_text.
 // Invariants: supports rules `name ::= ...`, literals, classes, `.`, groups, `|`, `* + ?`, {m},

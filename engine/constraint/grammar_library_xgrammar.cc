@@ -27,7 +27,7 @@ void LogFatalImpl(const std::string&, int, const std::string& message) {
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
 
 // The counters that the patched library updates (cmake/xgrammar/quire_counters.inc): steps, bytes
-// of precomputed masks, and parser states per byte.
+// of precomputed masks, stored parser states, and nesting of repetitions.
 extern __thread std::int64_t steps_until_asked;
 __thread std::int64_t steps_until_asked = 0;
 void AskForSteps();

@@ -26,7 +26,7 @@
 
 namespace quire::engine {
 
-// The encoding of the language's characters in the output.
+// How a character of a matched text is written in the output.
 enum class Spelling : std::uint8_t {
   kPlain,         // unchanged
   kJsonString,    // as inside a JSON string: `"`, `\` and controls are escaped
@@ -57,11 +57,12 @@ class GrammarText {
 
   // Matches one character of the set. REQUIRES: the set is not empty.
   Expression Character(const CodePoints& set, Spelling spelling);
-  // If `max` is nullopt, there is no limit. REQUIRES: min <= max.
+  // Matches `min` to `max` repetitions of the body. If `max` is nullopt, there is no upper limit.
+  // REQUIRES: min <= max.
   Expression Repeat(const Expression& body, std::int64_t min, std::optional<std::int64_t> max);
   // Repeats a character of the set. If max - min exceeds kMaxCounted, characters are counted as in
-  // RepeatWithinChars, where an escape counts as several. Texts close to `max` may then be
-  // excluded, but no longer text is allowed.
+  // RepeatWithinChars, where an escape counts as several. Texts with a length close to `max` may
+  // then be excluded, but no text longer than `max` is allowed.
   Expression RepeatCharacter(const CodePoints& set, Spelling spelling, std::int64_t min,
                              std::optional<std::int64_t> max);
   // Like RepeatCharacter, but exact and followed by `end`. Masks are fast, but the library needs

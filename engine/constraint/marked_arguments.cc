@@ -40,7 +40,7 @@ absl::Status CheckKeywords(const ordered_json& schema, const std::string& pointe
   for (const auto& [keyword, value] : schema.items()) {
     if (IsAmong(keyword, known) || IsSchemaAnnotation(keyword)) continue;
     return Refused(absl::StrCat(pointer, "/", keyword), keyword,
-                   "the tool format of the model cannot express it");
+                   "the tool format of the model cannot express this keyword");
   }
   return absl::OkStatus();
 }
@@ -152,7 +152,7 @@ class MarkedWriter {
   }
 
   // Returns whether every value is a string or null, and at least one is a string. ArgumentSchema
-  // reads such a value as a plain string, without JSON quotes.
+  // (text/tools) reads such a value as a plain string, without JSON quotes.
   static bool AreTexts(const std::vector<Shape>& shapes) {
     bool has_strings = false;
     for (const Shape& shape : shapes) {
@@ -220,7 +220,7 @@ class MarkedWriter {
       return Refused(pointer, "", "the tool format of the model cannot express the character <");
     }
     if (HasPattern(schema)) {
-      return Refused(pointer, "pattern", "the tool format of the model cannot express it");
+      return Refused(pointer, "pattern", "the tool format of the model cannot express patterns");
     }
     return absl::OkStatus();
   }

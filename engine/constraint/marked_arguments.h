@@ -1,7 +1,8 @@
 #pragma once
 
-// Writes tool arguments of formats that put each argument between markers with its key. Strings are
-// written without quotes if the schema allows only strings and null; other values are JSON.
+// Writes the grammar of tool-call arguments, for tool formats that put each argument between
+// markers, after its key. Strings are written without quotes if the schema allows only strings and
+// null; other values are JSON.
 //
 // Place:      next to tag_grammar; above the reader of schemas and free_text.
 // Invariants: text/tools reads the written values back as the same values. Schemas for which this
@@ -26,7 +27,7 @@ namespace quire::engine {
 struct MarkedSpec {
   const std::string& schema;         // schema of all arguments, an object
   const SchemaDocument& document;    // parsed from the same text; Check() was OK
-  const text::CallWriting& writing;  // has a key_begin
+  const text::CallWriting& writing;  // key_begin is not empty
   JsonWhitespace whitespace;
   // With UnenforcedPolicy::kAnnotate: receives the keywords of strings that are not enforced, each
   // prefixed with `field`. Null: such keywords are rejected.

@@ -242,9 +242,9 @@ std::optional<Expression> CutAtZero(const NumberRange& range, const Within& with
 }  // namespace
 
 absl::StatusOr<Decimal> Decimal::Parse(absl::string_view text) {
-  const absl::Status bad = absl::InvalidArgumentError(
-      absl::StrCat(text.substr(0, 40), " has more than ", kMaxSignificant,
-                   " significant digits or ", kMaxPlaces, " places"));
+  const absl::Status bad = absl::InvalidArgumentError(absl::StrCat(
+      text.substr(0, 40), " has more than ", kMaxSignificant, " significant digits, or more than ",
+      kMaxPlaces, " digits before or after the point"));
   Decimal out;
   out.negative = absl::ConsumePrefix(&text, "-");
   std::string digits;

@@ -134,7 +134,7 @@ class Parser {
         ignores_case_ = is_on;
       } else {
         return ErrorAt(start, absl::StrCat("the flag ", std::string(1, static_cast<char>(Peek())),
-                                           " is not supported; only i is"));
+                                           " is not supported; the only supported flag is i"));
       }
     }
     return absl::OkStatus();
@@ -638,7 +638,7 @@ namespace {
 
 std::optional<Regex> SequenceWithoutFirst(const Regex& regex, const CodePoints& taken,
                                           bool may_be_empty) {
-  constexpr std::size_t kMaxEmptyParts = 16;  // each copies the parts after it
+  constexpr std::size_t kMaxEmptyParts = 16;  // each part copies the parts after it
   std::vector<Regex> options;
   std::size_t at = 0;
   for (; at < regex.parts.size() && at < kMaxEmptyParts; ++at) {

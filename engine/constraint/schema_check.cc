@@ -220,11 +220,10 @@ void SchemaDocument::ListUnenforced(const Node& node, absl::string_view keyword)
   if (!added) return;
   unenforced_bytes_ += entry->size();
   if (unenforced_.size() == kMaxUnenforcedKeywords || unenforced_bytes_ > kMaxUnenforcedBytes) {
-    return Refuse(node, keyword,
-                  absl::StrCat("is one of more than ", kMaxUnenforcedKeywords,
-                               " keywords that cannot be enforced, or their pointers have more "
-                               "than ",
-                               kMaxUnenforcedBytes, " bytes"));
+    return Refuse(
+        node, keyword,
+        absl::StrCat("cannot be enforced, and the list of such keywords exceeds ",
+                     kMaxUnenforcedKeywords, " entries or ", kMaxUnenforcedBytes, " bytes"));
   }
   unenforced_.push_back(*entry);
 }

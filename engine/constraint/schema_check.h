@@ -74,7 +74,7 @@ enum class SchemaId : std::int32_t {};
 struct StringShape {
   std::int64_t min = 0;  // in code points
   std::optional<std::int64_t> max;
-  std::shared_ptr<const Regex> pattern;  // matches only strings of these lengths; null: none
+  std::shared_ptr<const Regex> pattern;  // matches only strings of these lengths; null: no pattern
 };
 
 struct NumberShape {
@@ -85,7 +85,7 @@ struct NumberShape {
   std::shared_ptr<const NumberAutomaton> multiples;
 };
 
-// All arrays of unequal items from a finite set.
+// All arrays whose items are distinct and from a finite set.
 struct UniqueItems {
   struct State {
     // Pairs of an item (an index into `values`) and the next state, which has a higher index.

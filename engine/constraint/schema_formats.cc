@@ -1,6 +1,6 @@
-// Regular expressions and integer ranges of the values of `format`. They match only strings that
-// the specification allows. For URIs and email addresses they do not match all of these strings
-// (docs/structured_output.md).
+// Regular expressions and integer ranges for the values of the keyword `format`. The expressions
+// match only strings that the specification of the format allows. For URIs and email addresses they
+// match only some of these strings (docs/structured_output.md).
 
 #include <algorithm>
 #include <iterator>

@@ -241,7 +241,7 @@ void NodeReader::Type(const OrderedJson& value) {
     numbers |= name == "number";
   }
   if (types == 0) return Refuse("must be a type or a list of at least one type");
-  keywords_->integers |= integers && !numbers;  // a format of integers may also set it
+  keywords_->integers |= integers && !numbers;  // an integer format may also set it
   const OrderedJson* nullable = Sibling("nullable");
   if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
   keywords_->types &= types;

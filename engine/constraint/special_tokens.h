@@ -5,7 +5,8 @@
 // Place:      below the writers of grammars. A marker that is a special token is written as that
 //             token. The grammar library knows no bytes of special tokens, so the token would not
 //             match a literal with the marker's text.
-// Invariants: texts are not empty. If two begin at the same position, the longer one counts.
+// Invariants: texts are not empty. If two of them match at the same position, the longer one
+//             counts.
 // Threads:    immutable.
 
 #include <cstdint>

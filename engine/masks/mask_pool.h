@@ -2,7 +2,7 @@
 
 // Computes the masks and logit biases of choices with a constraint, banned text or repetition
 // penalties on its own threads, one position ahead. While the device computes the logits of a
-// position, a mask thread advances by the previous token and fills the mask.
+// position, a mask thread advances the matcher by the previous token and fills the mask.
 //
 //   engine thread   Start                  | is_ready, mask | Advance(token)        | is_ready ...
 //   mask thread           matcher, FillMask|                | Accept, FillMask      |
@@ -53,8 +53,8 @@ class ChoiceMask {
   const std::vector<std::uint32_t>& words() const { return words_; }
   // Returns whether the request has repetition penalties.
   bool has_bias() const { return rules_.repeats != nullptr; }
-  // Returns these penalties and the biases of the request, ordered by token id. If an id has both,
-  // the penalty comes first. Empty without repetition penalties.
+  // Returns the repetition penalties of the next token and the biases of the request, ordered by
+  // token id. If an id has both, the penalty comes first. Empty without repetition penalties.
   const std::vector<kernels::LogitBias>& bias() const { return bias_; }
   // Returns whether the constraint is complete and allows no further token, so that the choice must
   // end.

@@ -9,8 +9,8 @@
 //
 // Place:      a text worker creates it from a prompt. The mask thread that fills the first mask of
 //             a choice copies it.
-// Invariants: the penalties depend only on the tokens, never on timing. A token costs one step for
-//             each of its earlier positions in the window.
+// Invariants: the penalties depend only on the tokens, never on timing. Append takes one step for
+//             each earlier position of the token in the window.
 // Threads:    one thread at a time.
 // Lifetime:   a value.
 // Source:     P. E. Weidmann, oobabooga/text-generation-webui, pull request 5677; llama.cpp's

@@ -70,7 +70,7 @@ class OutputState {
     bool ended = false;           // later tokens are discarded
     std::optional<FinishReason> reason;
     std::optional<std::int32_t> stop_token;
-    std::optional<std::int32_t> stop_string;  // index
+    std::optional<std::int32_t> stop_string;  // index into StoppingParams::stop
     absl::Time first_token_time, last_token_time;
     Timings timings;
   };

@@ -168,7 +168,8 @@ class TokenStream {
   // Number of tokens in deltas that are written and not taken. The engine reads it for
   // back-pressure.
   std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }
-  // Returns whether Take has returned nothing since the last event was written.
+  // Returns whether Take has returned nothing since the last event was written, or no event was
+  // written yet.
   bool reader_waits() const;
   // Number of events taken so far.
   std::uint64_t num_taken() const { return num_taken_.load(std::memory_order_acquire); }

@@ -1,8 +1,9 @@
 #pragma once
 
-// The answers of ended requests that are not completely read. They count towards the limits of
-// waiting requests, because they use memory. An answer is dropped if its client reads nothing of it
-// for stream.slow_client_timeout. The request itself, with its prompt, is not kept.
+// The answers that clients have not read to the end although their requests have ended. They count
+// towards the limits of waiting requests, because they use memory. An answer is dropped if its
+// client reads nothing of it for stream.slow_client_timeout. The request itself, with its prompt,
+// is not kept.
 //
 // Place:      complements RequestTable, which drops a request at its end. The engine thread adds
 //             answers and expires them, Accept reads the counts, and a TokenStream reports when it

@@ -7,7 +7,7 @@
 // Place:      referenced by the RequestTable, by signals to the engine thread and by items to the
 //             output workers.
 // Invariants: `request` and the constants never change.
-// Threads:    any; a comment at each atomic names its writers.
+// Threads:    any. Only the engine thread writes an atomic whose comment names no other writer.
 // Lifetime:   shared; freed when no thread needs it.
 
 #include <atomic>
@@ -25,16 +25,16 @@ class TokenStream;
 
 // The progress of a request, for ListRequests and for the metrics at its end.
 struct RequestProgress {
-  // The engine thread writes this. The text worker also changes it from kPreparing to kQueued if
-  // only the constraint is missing.
+  // Also written by the text worker, which changes it from kPreparing to kQueued if only the
+  // constraint is missing.
   std::atomic<RequestState> state{RequestState::kPreparing};
   std::atomic<std::int32_t> output_tokens{0};
   std::atomic<std::int32_t> pages{0};
-  // The state of the request in the metrics. is_prepared: it counts as accepted.
-  // is_counted_running: it is in quire_requests_running and not in quire_requests_waiting.
+  // How the metrics count the request. is_prepared: as accepted. is_counted_running: in
+  // quire_requests_running and not in quire_requests_waiting.
   std::atomic<bool> is_prepared{false};
   std::atomic<bool> is_counted_running{false};
-  // The text worker writes this.
+  // Written by the text worker.
   std::atomic<std::int32_t> prompt_tokens{0};
 };
 

@@ -26,7 +26,7 @@
 
 namespace quire::engine {
 
-// Mean number of events per second over the last ten full seconds and the current one.
+// Mean number of events per second over the current second and the nine before it.
 //
 // Threads: one thread at a time.
 class RateMeter {
@@ -79,8 +79,9 @@ class AdmissionLimiter {
   // Sets the limits of tenants, which also apply to later requests only.
   void SetTenants(const TenantOptions& tenants);
 
-  // If a limit is reached, returns RESOURCE_EXHAUSTED with reason TENANT_LIMIT or QUEUE_FULL and a
-  // retry delay. AddTokens returns INVALID_ARGUMENT for a prompt that can never fit.
+  // Count a request, or the tokens of its prompt, as waiting. If a limit is reached, count nothing
+  // and return RESOURCE_EXHAUSTED with reason TENANT_LIMIT or QUEUE_FULL and a retry delay.
+  // AddTokens returns INVALID_ARGUMENT for a prompt that can never fit.
   absl::Status EnterRequest(const std::string& tenant, const UnreadCounts& unread);
   absl::Status AddTokens(const std::string& tenant, std::int64_t tokens);
   // Called at the first step or the end of a request.

@@ -19,11 +19,11 @@ constexpr double kLatency[] = {.05, .1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,
                                10,  15, 20, 30, 40, 60, 120, 240, 480, 960};
 
 std::vector<double> Sizes(std::int32_t max) {
-  std::vector<double> borders;
+  std::vector<double> bounds;
   for (double decade = 1;; decade *= 10) {
     for (const double step : {1., 2., 5.}) {
-      borders.push_back(decade * step);
-      if (borders.back() >= max) return borders;
+      bounds.push_back(decade * step);
+      if (bounds.back() >= max) return bounds;
     }
   }
 }
@@ -42,20 +42,26 @@ AnswerProbe::AnswerProbe(probe::Registry* registry, const probe::Labels& model,
   generation_ =
       registry_->AddCounter("quire_generation_tokens_total", "Tokens sampled and kept.", model);
   auto histogram = [&](absl::string_view name, absl::string_view help,
-                       std::span<const double> borders) {
-    return registry_->AddHistogram(name, help, borders, model);
+                       std::span<const double> bounds) {
+    return registry_->AddHistogram(name, help, bounds, model);
   };
-  e2e_ = histogram("quire_request_e2e_seconds", "Accept to the last output.", kLatency);
-  ttft_ = histogram("quire_request_ttft_seconds", "Accept to the first token handed over.", kTtft);
+  e2e_ =
+      histogram("quire_request_e2e_seconds", "Time from acceptance to the last output.", kLatency);
+  ttft_ = histogram("quire_request_ttft_seconds",
+                    "Time from acceptance until the first token is handed to the stream.", kTtft);
   inter_token_ = histogram("quire_request_inter_token_seconds",
-                           "Gaps between tokens of a choice, at the engine.", kInterToken);
-  tpot_ =
-      histogram("quire_request_tpot_seconds", "Mean gap between tokens of a choice.", kInterToken);
-  queue_ = histogram("quire_request_queue_seconds", "Accept to first schedule.", kQueue);
-  prefill_ = histogram("quire_request_prefill_seconds", "First schedule to first token.", kLatency);
-  decode_ = histogram("quire_request_decode_seconds", "First token to last token.", kLatency);
-  tokenize_ =
-      registry_->AddHistogram("quire_request_tokenize_seconds", "Tokenizing a prompt.", kMicros);
+                           "Time between consecutive tokens of a choice, measured at the engine.",
+                           kInterToken);
+  tpot_ = histogram("quire_request_tpot_seconds", "Mean time between the tokens of a choice.",
+                    kInterToken);
+  queue_ = histogram("quire_request_queue_seconds",
+                     "Time from acceptance until the request is first scheduled.", kQueue);
+  prefill_ = histogram("quire_request_prefill_seconds",
+                       "Time from the first scheduling of a request to its first token.", kLatency);
+  decode_ = histogram("quire_request_decode_seconds",
+                      "Time from the first token of a request to the last one.", kLatency);
+  tokenize_ = registry_->AddHistogram("quire_request_tokenize_seconds",
+                                      "Time to tokenize a prompt.", kMicros);
   prompt_tokens_ = histogram("quire_request_prompt_tokens", "Prompt tokens of completed requests.",
                              Sizes(max_context_tokens));
   output_tokens_ = histogram("quire_request_output_tokens", "Output tokens of completed choices.",

@@ -15,7 +15,8 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
                                    "Prompt tokens looked up in the prefix cache.", model);
   hits_ = registry_->AddCounter("quire_prefix_cache_hits_tokens_total",
                                 "Prompt tokens found in the prefix cache.", model);
-  usage_ = registry_->AddGauge("quire_kv_cache_usage_ratio", "Used pages over all pages.", model);
+  usage_ =
+      registry_->AddGauge("quire_kv_cache_usage_ratio", "Used pages divided by all pages.", model);
   constexpr absl::string_view kPages = "quire_kv_cache_pages";
   constexpr absl::string_view kPagesHelp = "Pages by state, the null page not counted.";
   pages_used_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "used"));

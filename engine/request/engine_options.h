@@ -34,12 +34,12 @@ struct HotOptions {
   std::int32_t max_step_tokens = 8192;  // must not exceed its value at Create
   std::int32_t prefill_chunk_tokens = 512;
   std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
-  // While rows decode, prompts are added to a step only while the step's expected time is below
-  // this target. Infinite: there is no target. If absent, the target is automatic. It is 3 times
-  // the expected time of the decoding rows alone, or 4 times if there are more than half as many
-  // prompts as rows. It is at least 20 ms (1 ms with several tenants) and at most 500 ms. For steps
-  // with only prompts, the automatic target is 16 times the expected time of one row, between 5 and
-  // 500 ms.
+  // While a client waits for the next token of a decode row, prompt tokens are added to a step only
+  // while the step's expected time is below this target. Infinite: there is no target. If absent,
+  // the target is automatic. It is 3 times the expected time of the decode rows alone, or 4 times
+  // if there are more than half as many prompts as decode rows. It is at least 20 ms (1 ms with
+  // several tenants) and at most 500 ms. While no client waits, the automatic target is 16 times
+  // the expected time of one decode row, between 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
   absl::Duration queue_timeout = absl::InfiniteDuration();
@@ -97,7 +97,7 @@ struct EngineOptions : HotOptions {
   std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 
-// Returns INVALID_ARGUMENT with the key, its value and the limit.
+// Returns INVALID_ARGUMENT with the key, the value and the limit of the first invalid option.
 absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size);
 
 // Checks new options of an engine that was created with `start`. Some limits must not exceed their

@@ -1,7 +1,7 @@
 #pragma once
 
 // The result of a text worker for a request's prompt: token ids, page keys, and values that depend
-// on their number.
+// on the number of tokens.
 //
 // Place:      created by PrepareRequest and moved to the engine thread with the signal kPrepared.
 // Threads:    one thread at a time: first the text worker, after the move the engine thread.
@@ -24,8 +24,8 @@ struct PreparedPrompt {
   std::vector<cache::PageKey> keys;  // moved in the same way
   TokenHistory history;              // set only if a penalty needs it; moved in the same way
   Hash128 root;
-  std::string echo_text;               // for echo_prompt with text
-  std::vector<std::int32_t> echo_ids;  // for echo_prompt with token ids
+  std::string echo_text;               // set if the request echoes the prompt's text
+  std::vector<std::int32_t> echo_ids;  // set if the request echoes the prompt's token ids
   std::int32_t queued_tokens = 0;      // tokens counted against max_queued_tokens
   // StoppingParams::max_tokens, clipped to the context; 0: nothing is generated.
   std::int32_t max_tokens = 0;
@@ -42,7 +42,7 @@ struct PreparedPrompt {
   std::uint32_t limit_tokens = 0;
   // Maximum number of pages that one choice holds at any moment.
   std::uint32_t max_pages_of_one_choice = 0;
-  std::uint32_t shared_pages = 0;  // full prompt pages among them, which all choices share
+  std::uint32_t shared_pages = 0;  // number of these that all choices share: full prompt pages
   // Token ids that end a choice: end-of-sequence and stop ids, distinct.
   std::vector<std::int32_t> end_ids;
   std::vector<kernels::LogitBias> bias;

@@ -1,6 +1,6 @@
 #pragma once
 
-// One generation request, immutable after Accept, and the enums of its life cycle.
+// One request to generate, score or embed, immutable after Accept, and the enums of its life cycle.
 
 #include <cstdint>
 #include <limits>
@@ -65,7 +65,8 @@ enum class Pooling : std::uint8_t { kLast, kMean, kCls };
 struct AnswerParsing {
   const text::ToolFormat* format = nullptr;          // a constant, never null
   std::shared_ptr<const text::DeclaredTools> tools;  // never null
-  bool ends_after_call = false;                      // parallel_tool_calls: false
+  bool ends_after_call =
+      false;  // the choice ends after its first call (parallel_tool_calls: false)
 };
 
 struct CacheParams {

@@ -14,9 +14,9 @@ constexpr double kStep[] = {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 
 constexpr double kPredictionRatio[] = {.5, .7, .8, .9, .95, 1, 1.05, 1.1, 1.25, 1.5, 2};
 
 std::vector<double> PowersOfTwo(double max) {
-  std::vector<double> borders;
-  for (double border = 1; border <= max; border *= 2) borders.push_back(border);
-  return borders;
+  std::vector<double> bounds;
+  for (double bound = 1; bound <= max; bound *= 2) bounds.push_back(bound);
+  return bounds;
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
                                      "Requests ended by NaN or infinity in their logits.", model);
   constexpr absl::string_view kMasks = "quire_constraint_masks_total";
   constexpr absl::string_view kMasksHelp =
-      "Masks computed, and rows left out of a step because their mask was late.";
+      "Masks computed, and rows that were not sampled because their mask was late.";
   masks_made_ = registry->AddCounter(kMasks, kMasksHelp, With(model, "result", "computed"));
   masks_late_ = registry->AddCounter(kMasks, kMasksHelp, With(model, "result", "late"));
   mask_seconds_ = registry->AddHistogram(

@@ -40,7 +40,7 @@ class StepProbe {
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
   // `time` is the time that it took to compute the mask.
   void MaskMade(absl::Duration time);
-  // Counts a row that was left out of a step because its mask was not ready.
+  // Counts a row that was not sampled when it could have been, because its mask was not ready.
   void MaskLate() { masks_late_.Increment(); }
   void NonFinite() { non_finite_.Increment(); }
   void InvariantViolated() { violations_.Increment(); }

@@ -39,7 +39,8 @@ struct TenantRequests {
   std::int32_t live = 0;
   std::int32_t running = 0;  // the admitted ones among them
   std::int32_t max_running = std::numeric_limits<std::int32_t>::max();
-  // Sequence number of the tenant's last start, or of its arrival; unique among the tenants.
+  // Sequence number of the last time that a request of the tenant started, or of the tenant's
+  // arrival if none has started. Unique among the tenants.
   std::uint64_t last_start = 0;
   std::uint32_t num_prompts = 0;  // prompts counted so far while the prompts of a step are ordered
 

@@ -46,8 +46,8 @@ bool TruncatesPrompt(const EngineOptions& options, const Request& request) {
          (!request.generates() || options.max_context_tokens > request.stopping.max_tokens);
 }
 
-// Returns PROMPT_TOO_LONG for a text that has too many tokens in any tokenization. The check
-// precedes tokenization, which would take a text worker seconds for such a text.
+// Returns PROMPT_TOO_LONG for a text that has too many tokens in every possible tokenization. The
+// check precedes tokenization, which would take a text worker seconds for such a text.
 absl::Status CheckBytes(const EngineOptions& options, const text::Tokenizer& tokenizer,
                         const Request& request, absl::string_view text) {
   const std::optional<std::size_t> longest = tokenizer.max_token_bytes();
@@ -312,7 +312,7 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   }
   QUIRE_ASSIGN_OR_RETURN(prompt.echo_text,
                          tokenizer.Decode(prompt.tokens, output.skip_special_tokens));
-  // If the prompt ends inside a character, each choice emits this character instead of the echo.
+  // If the prompt ends inside a character, the echo omits this character and each choice emits it.
   // The echo followed by the text of a choice then equals the decoded concatenation.
   text::DetokenizerState& start = prompt.answer_start;
   if (start.is_cut() && absl::EndsWith(prompt.echo_text, kReplacementCharacter)) {

@@ -146,7 +146,7 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
     if (!has_partial || chunk == 0 || !TakePages(sequence, match, chunk)) {
       rows_->ReleaseRow(sequence);
       ++blocked_admissions_;
-      attempt.cache_changes = cache_->num_changes();  // including those of the attempt itself
+      attempt.cache_changes = cache_->num_changes();  // includes the changes by the attempt itself
       blocked_ = attempt;
       return Result::kBlocked;
     }
@@ -211,7 +211,7 @@ bool Admission::FitsWithGrowth(const Sequence& sequence) const {
 
 void Admission::EndChoice(ScheduledRequest& request) {
   if (request.reserved_pages == 0) return;
-  // The pages that the choices share are returned when the last choice ends.
+  // The reservation of the pages that the choices share is released when the last choice ends.
   std::uint32_t pages = request.prompt.max_pages_of_one_choice - request.prompt.shared_pages;
   if (request.live_choices == 0) pages = request.reserved_pages;
   request.reserved_pages -= pages;

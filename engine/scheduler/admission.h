@@ -7,8 +7,8 @@
 // output worker is stalled blocks the queue too. Preempted sequences that are stalled are skipped,
 // and so are tenants at their limit of running requests.
 //
-//   safe:        a request is admitted if the pages of all admitted requests at their limits,
-//                including its own, fit into the pool. No sequence ever loses a page.
+//   safe:        a request is admitted if the pool has enough pages for this and all other admitted
+//                requests, even if each of them reaches its limit. No sequence ever loses a page.
 //   overcommit:  a request is admitted if its prompt and one more page fit. If a row cannot grow
 //                later, a victim is preempted (preemption.h) and its tokens are computed again.
 //
@@ -59,8 +59,8 @@ class Admission {
   // Admits requests in order as long as they come before the prompt `next`. If `next` is null,
   // there is no such condition. Returns false if no further request can be admitted in this step.
   bool AdmitBefore(const Sequence* next, absl::Time now);
-  // Called when a choice has ended by itself. Returns its reserved pages that no other choice
-  // shares. REQUIRES: live_choices does not count the choice any more.
+  // Called when a choice has ended by itself. Releases the reservation of the pages that only this
+  // choice may use. REQUIRES: live_choices does not count the choice any more.
   void EndChoice(ScheduledRequest& request);
   // Called when the request has ended, in any state.
   void Leave(ScheduledRequest& request);

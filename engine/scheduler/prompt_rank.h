@@ -23,8 +23,9 @@ inline std::uint32_t LengthClass(std::uint32_t tokens) {
 
 // Among the prompts of one tenant, the lesser rank is served first.
 struct PromptRank {
-  std::int64_t level = 0;          // priority minus the intervals waited before admission
-  std::uint32_t length_class = 0;  // of the tokens left to compute
+  // The priority. For a waiting request, minus the number of aging intervals that it has waited.
+  std::int64_t level = 0;
+  std::uint32_t length_class = 0;  // class of the number of tokens left to compute
   auto operator<=>(const PromptRank&) const = default;
 };
 
@@ -32,8 +33,9 @@ inline PromptRank RankOf(const Sequence& sequence) {
   return {sequence.request->request.priority, LengthClass(sequence.total() - sequence.launched())};
 }
 
-// Returns whether a request of that rank, which is not admitted yet, is served before a prompt that
-// is being computed. Between tenants only the length counts, since their order was decided before.
+// Returns whether `request`, which has the given rank and waits for its admission, is served before
+// `sequence`, a prompt that is being computed. Between tenants only the length counts, because the
+// order of tenants is decided before this call.
 inline bool ComesBefore(const ScheduledRequest& request, const PromptRank& rank,
                         const Sequence& sequence) {
   const PromptRank other = RankOf(sequence);

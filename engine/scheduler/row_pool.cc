@@ -227,9 +227,9 @@ absl::Status RowPool::CheckTransitions() const {
   const std::int64_t preempted = CountIn(SequenceState::kPreempted, WaitCause::kNone);
   if (active + forking != static_cast<std::int64_t>(running_.size()) ||
       preempted != static_cast<std::int64_t>(preempted_.size())) {
-    return absl::InternalError(absl::StrCat(running_.size(), " sequences run and ",
-                                            preempted_.size(), " are preempted, by their ",
-                                            "transitions ", active + forking, " and ", preempted));
+    return absl::InternalError(absl::StrCat(
+        running_.size(), " sequences run and ", preempted_.size(), " are preempted, but their ",
+        "transitions add up to ", active + forking, " and ", preempted));
   }
   return absl::OkStatus();
 }
@@ -246,7 +246,8 @@ absl::Status RowPool::CheckRow(const Sequence& s) const {
                                             cache_->num_pages(*s.row)));
   }
   if (has_pages && s.computed >= s.total()) {
-    return absl::InternalError(absl::StrCat(name, " has computed ", s.computed, " of ", s.total()));
+    return absl::InternalError(
+        absl::StrCat(name, " has computed ", s.computed, " of ", s.total(), " tokens"));
   }
   if (s.state() == SequenceState::kDecode && s.computed + 1 != s.total()) {
     return absl::InternalError(
@@ -270,7 +271,7 @@ absl::Status RowPool::CheckIntegrity() const {
   }
   if (free_rows_.size() + running_.size() != num_rows_) {
     return absl::InternalError(absl::StrCat(free_rows_.size() + running_.size(),
-                                            " rows are free or in use, there are ", num_rows_));
+                                            " rows are free or in use, but there are ", num_rows_));
   }
   for (const Sequence* s : preempted_) {
     if (s->row.has_value() || s->num_pages != 0 || s->state() != SequenceState::kPreempted) {

@@ -100,7 +100,7 @@ struct Sequence {
   std::uint32_t sample_index = 0;       // index of the last sampled token in its step's samples
   // CacheManager::proven_tokens of its row when the row was released.
   std::uint32_t proven_tokens = 0;
-  std::uint32_t high_water = 0;        // greatest computed so far; the parent's for a fork
+  std::uint32_t high_water = 0;        // greatest value of `computed` so far; forks inherit it
   std::uint32_t num_pages = 0;         // CacheManager::num_pages of its row
   std::uint64_t admission_number = 0;  // number of its first admission; a smaller one is older
   // Index among the prompts of its tenant, in the step that is planned.

@@ -14,11 +14,11 @@
 
 namespace quire::engine {
 
-// The requests that were never admitted, in order of admission. Tenants are ordered by
-// TenantRequests::order. The requests of one tenant are ordered by priority minus one for each
-// aging interval waited, deadline, LengthClass of the tokens to compute, and arrival. So a priority
-// or a deadline orders only the requests of its own tenant. Without aging the length is ignored,
-// because a long request could otherwise wait forever.
+// The requests that were never admitted, in the order in which they will be admitted. Tenants are
+// ordered by TenantRequests::order. The requests of one tenant are ordered by priority minus one
+// for each aging interval waited, deadline, LengthClass of the tokens to compute, and arrival. So a
+// priority or a deadline orders only the requests of its own tenant. Without aging the length is
+// ignored, because a long request could otherwise wait forever.
 //
 // A timer moves each request when it ages, so no operation scans all waiting requests.
 //

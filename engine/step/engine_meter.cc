@@ -12,7 +12,7 @@ namespace {
 // step.
 constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
 constexpr absl::Duration kBetweenWallReads = absl::Milliseconds(10);
-// Weight of the mean against one new length.
+// A new length moves the mean by 1 / kAnswersInMean of the difference between the two.
 constexpr double kAnswersInMean = 16;
 
 }  // namespace

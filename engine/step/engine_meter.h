@@ -37,7 +37,7 @@ class EngineMeter {
   };
   explicit EngineMeter(const Parts& parts);
 
-  // Counts a request that is prepared, and so accepted. It waits.
+  // Counts a request, whose prompt is now prepared, as accepted and as waiting.
   void Accepted();
   // Counts the request as running if one of its sequences has a row, and as waiting otherwise.
   void RefreshGauge(ScheduledRequest& live);

@@ -168,7 +168,7 @@ absl::Status MaskGate::CheckIntegrity(std::span<const ScheduledRequest* const> l
     masked += has_masks ? 1 : 0;
     for (const auto& choice : request->sequences) {
       if ((choice->mask != nullptr) != has_masks) {
-        return absl::InternalError("a choice has a mask without rules, or lacks one");
+        return absl::InternalError("a choice has a mask without rules, or rules without a mask");
       }
       if (choice->awaits_mask && choice->mask == nullptr) {
         return absl::InternalError("a choice without a mask awaits one");

@@ -11,8 +11,8 @@
 // that token. Its rows compute the token whose logits they sample only when their masks are ready.
 //
 // Place:      between StepPipeline and MaskPool. Ends no request itself.
-// Invariants: see CheckIntegrity(). Exactly the choices of requests with rules that have started
-//             have masks.
+// Invariants: see CheckIntegrity(). A choice has a mask if and only if its request has MaskRules
+//             and has started.
 // Threads:    engine thread only; the pool has threads of its own.
 // Lifetime:   clock and probe outlive it.
 
@@ -71,7 +71,8 @@ class MaskGate {
   absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
 
  private:
-  // Adds to awaited_ the masks of the request's samples that are not ready.
+  // Adds to awaited_ the masks that are needed to sample the sequence and are not ready. Before the
+  // fork these are the masks of all choices.
   void AddAwaited(const Sequence& sequence);
 
   const bool has_states_;

@@ -2,7 +2,7 @@
 
 // The live requests: how they arrive, start, stall, expire and end.
 //
-// Place:      part of EngineCore. Takes requests into and out of Scheduler and MaskGate, and writes
+// Place:      part of EngineCore. Adds requests to Scheduler and MaskGate, removes them, and writes
 //             their first and last output items.
 // Invariants: see CheckIntegrity(). A request ends exactly once, with kRequestEnd. By then it has
 //             no pages except those that steps in flight use. A failing request ends no other

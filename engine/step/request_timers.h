@@ -4,7 +4,8 @@
 // step.
 //
 // Place:      part of RequestLifecycle, which ends the requests.
-// Invariants: a request has a timer of each kind for which it has a time.
+// Invariants: a request has a timer for its deadline if that is finite, and one for the end of its
+//             queue timeout if that is finite and the request has not been scheduled.
 // Threads:    engine thread only.
 // Lifetime:   a value; names requests by their arrival.
 

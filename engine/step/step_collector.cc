@@ -45,9 +45,10 @@ std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
   return poisoned;
 }
 
-// Returns the number of leading tokens of a sequence that FailBadRows has found to be finite, if
-// all `computed` known tokens are computed. The last token is covered if it samples or is pooled,
-// and the one before it if its log-probability was computed.
+// Returns how many leading tokens FailBadRows has proven finite, in a step after which all tokens
+// of the sequence (`computed`) are computed. A finite result of a token proves this token and all
+// before it. Generation samples from the last token, scoring uses the logits of the token before
+// the last one, and pooling uses the last token, or only the first one (kCls).
 std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed) {
   switch (live.request.task) {
     case Task::kGenerate:
@@ -73,7 +74,7 @@ void CollectPools(const InFlightStep& flight, const runtime::StepResult& result)
   }
 }
 
-// Returns the error message of a request whose fields exclude every token together.
+// Returns the error message of a request whose fields together exclude every token.
 std::string DescribeExclusion(const ScheduledRequest& live) {
   std::vector<absl::string_view> fields;
   if (live.prompt.mask_rules.constraint != nullptr) fields.push_back("constraint");
@@ -130,7 +131,7 @@ void StepCollector::FailNonFinite(ScheduledRequest& live, absl::string_view what
   probe_->steps.NonFinite();
   lifecycle_->Fail(
       live,
-      WithReason(absl::DataLossError(absl::StrCat(what, " hold NaN or infinity")),
+      WithReason(absl::DataLossError(absl::StrCat(what, " contain NaN or infinity")),
                  Reason::kNonFiniteLogits,
                  {{"incident_id", absl::StrCat("step-", steps_)}, {"step", absl::StrCat(steps_)}}),
       /*invalidate=*/true, now);

@@ -463,7 +463,7 @@ TEST_F(SchemaCheckTest, RegexFlagsAndNamedGroups) {
   const std::pair<const char*, const char*> refused[] = {
       {"(?=a)", "at character 0: look-around"},
       {"a(?<!b)", "at character 1: look-around"},
-      {"(?s).", "at character 0: the flag s is not supported; only i is"},
+      {"(?s).", "at character 0: the flag s is not supported; the only supported flag is i"},
       {"(?im)a", "at character 0: the flag m"},
       {"a(?i)b", "at character 1: flags without a group are supported only at the beginning"},
       {"(?>a)", "at character 0: an atomic group"},
