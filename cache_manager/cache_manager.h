@@ -276,7 +276,8 @@ class CacheManager {
   std::uint32_t usable_pages() const { return pool_.usable(); }
   const HashKey& hash_key() const { return hash_key_; }
   CacheStats stats() const;
-  // Entry i describes page i + 1. O(pages + rows * columns).
+  // Returns the use of every page except the null page. Entry i describes page i + 1. O(pages +
+  // rows * columns).
   std::vector<PageUse> DescribePages() const;
 
   // Checks I1 to I11 and I13 to I16. O(pages + rows * columns). Called by

@@ -68,10 +68,10 @@ class FiniteProof {
 
   struct Row {
     std::uint32_t proven_tokens = 0;
-    // First token of the first page that was replaced by a page without proof.
+    // The logits of the first `adoption_step` steps prove only the row's tokens before
+    // `adopted_from`, because pages from there on were replaced by pages without proof after these steps
+    // were launched. adoption_step is 0 if no page was replaced.
     std::uint32_t adopted_from = 0;
-    // Number of steps launched before the last such replacement; 0 if no page was replaced. The
-    // logits of these steps prove only the tokens before `adopted_from`.
     std::uint64_t adoption_step = 0;
   };
 

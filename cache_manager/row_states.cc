@@ -280,7 +280,7 @@ absl::Status RowStates::CheckSlots() const {
     if (r.own == kNullSlot || pool_->tokens(r.source) != r.tokens) {
       return absl::InternalError(absl::StrCat("row ", row, " has ", r.tokens,
                                               " tokens but reads slot ", r.source.value(),
-                                              " after ", pool_->tokens(r.source)));
+                                              ", which has ", pool_->tokens(r.source)));
     }
   }
   for (const StateSlot slot : read_) ++readers[slot.value()];

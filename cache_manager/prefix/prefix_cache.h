@@ -127,9 +127,10 @@ class PrefixCache {
   void RemoveState(NodeId node);
   // Removes snapshots from the path to `node` until the path has at most `limit` of them. Snapshots
   // of partial children that the path continues count too. The snapshot whose two neighbours on the
-  // path are closest together is removed first. Snapshots at branches are removed only while they
-  // alone exceed the limit. The last two snapshots of the path and snapshots that a row reads are
-  // never removed. O(nodes of the path and their children). REQUIRES: the node has a snapshot.
+  // path are closest together is removed first. Snapshots of nodes where other histories branch off
+  // are removed only while these snapshots alone exceed the limit. The last two snapshots of the
+  // path and snapshots that a row reads are never removed. O(nodes of the path and their children).
+  // REQUIRES: the node has a snapshot.
   void ThinStates(NodeId node, std::size_t limit);
 
   // Makes the node the most recently used child of its parent if it owns all its pages.

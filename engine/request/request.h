@@ -65,8 +65,7 @@ enum class Pooling : std::uint8_t { kLast, kMean, kCls };
 struct AnswerParsing {
   const text::ToolFormat* format = nullptr;          // a constant, never null
   std::shared_ptr<const text::DeclaredTools> tools;  // never null
-  bool ends_after_call =
-      false;  // the choice ends after its first call (parallel_tool_calls: false)
+  bool ends_after_call = false;  // the choice ends after one call (parallel_tool_calls: false)
 };
 
 struct CacheParams {

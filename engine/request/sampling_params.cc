@@ -68,8 +68,12 @@ absl::Status CheckLogitBias(const SamplingParams& params, const ParamLimits& lim
     QUIRE_RETURN_IF_ERROR(CheckTokenId(kField, " has", i, token, limits.vocab_size));
     QUIRE_RETURN_IF_ERROR(CheckFloat(absl::StrCat(kField, "[", token, "]"), bias, -100, 100));
     if (!seen.insert(token).second) {
-      return OutOfRangeError(Reason::kBadSamplingParam, kField,
-                             absl::StrCat("token ", token, " twice"), "distinct token ids");
+      return WithReason(absl::InvalidArgumentError(absl::StrCat(kField, " has token id ", token,
+                                                                " twice, ids must be distinct")),
+                        Reason::kBadSamplingParam,
+                        {{"field", std::string(kField)},
+                         {"value", absl::StrCat("token ", token, " twice")},
+                         {"range", "distinct token ids"}});
     }
   }
   return absl::OkStatus();

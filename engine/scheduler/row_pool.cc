@@ -254,9 +254,9 @@ absl::Status RowPool::CheckRow(const Sequence& s) const {
         absl::StrCat(name, " decodes with ", s.total() - s.computed, " tokens to compute"));
   }
   if (has_pages && (s.launched() > s.known() || s.samples_in_flight > s.in_flight)) {
-    return absl::InternalError(absl::StrCat(name, " has launched ", s.launched(),
-                                            " tokens and samples ", s.samples_in_flight, " after ",
-                                            s.total()));
+    return absl::InternalError(absl::StrCat(name, " has launched ", s.launched(), " of ", s.known(),
+                                            " known tokens, with ", s.samples_in_flight,
+                                            " samples for ", s.in_flight, " tokens in flight"));
   }
   return absl::OkStatus();
 }

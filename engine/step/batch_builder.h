@@ -28,8 +28,8 @@ class BatchBuilder {
   // clears of the cache. Adds the tokens and samples of each row to those that its sequence has in
   // flight.
   void Fill(InFlightStep* flight);
-  // Completes a late sample with its mask, its penalties and its history, now that all tokens
-  // before it are known.
+  // Completes a late sample (StepSample::is_late) with its mask, its penalties and its history, now
+  // that all tokens before it are known.
   void CompleteSample(InFlightStep* flight, std::size_t index) const;
   // Fills a step without rows with the queued copies and clears of the cache. Returns false if
   // there are none.

@@ -39,7 +39,7 @@ struct EngineStats {
 struct IntegrityReport {
   std::vector<std::string> failures;  // "Class: text"
   std::int32_t num_checks = 0;
-  absl::Duration pause;  // during which no step ran
+  absl::Duration pause;  // time during which no step ran
 
   // Returns OK, or INTERNAL with the first failure.
   absl::Status status() const;

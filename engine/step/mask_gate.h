@@ -47,13 +47,14 @@ class MaskGate {
   void Drop(const ScheduledRequest& live);
 
   // The two functions below do nothing if the model has no recurrent states. The first waits for
-  // the masks of rows that the next step samples. The wait is short compared with the expected time
-  // of a step.
+  // the masks of rows that the next step samples. `expected` is the expected time of the last step.
+  // The wait is at most a small fraction of it, but at least 0.2 ms.
   void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
   // Stalls the rows that would sample without a mask. REQUIRES: FindEnds ran before this call.
   void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
 
-  // Waits for the masks of late samples. The wait is short if the step has other rows.
+  // Waits for the masks of late samples (StepSample::is_late). If the step has other rows, the wait
+  // is limited so that it hardly delays them.
   void AwaitLateSamples(const InFlightStep& step);
   // Completes the late samples whose masks are ready. Stalls the rows of the other late samples.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);

@@ -4,8 +4,9 @@
 // step.
 //
 // Place:      part of RequestLifecycle, which ends the requests.
-// Invariants: a request has a timer for its deadline if that is finite, and one for the end of its
-//             queue timeout if that is finite and the request has not been scheduled.
+// Invariants: a request has one timer for its deadline and one for the end of its queue timeout,
+//             for each of these times that is finite. The second is removed when it is due after
+//             the request was scheduled.
 // Threads:    engine thread only.
 // Lifetime:   a value; names requests by their arrival.
 
@@ -34,7 +35,7 @@ class RequestTimers {
 
   void Add(const AcceptedRequest& request);
   void Remove(const AcceptedRequest& request);
-  // Called when the request is scheduled or has ended.
+  // Called when the queue timeout of a request that was scheduled in time has passed.
   void RemoveQueueTimer(const AcceptedRequest& request);
   // Returns the first timer that is due, if any, and does not remove it.
   std::optional<Timer> FindDue(absl::Time now) const;

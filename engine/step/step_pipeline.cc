@@ -185,13 +185,13 @@ void StepPipeline::FailStep(const InFlightStep& flight, const absl::Status& erro
 absl::Status StepPipeline::CheckIntegrity() const {
   if (cache_->steps_in_flight() != num_in_flight_) {
     return absl::InternalError(absl::StrCat(
-        num_in_flight_, " steps are in flight, the cache knows ", cache_->steps_in_flight()));
+        num_in_flight_, " steps are in flight, but the cache counts ", cache_->steps_in_flight()));
   }
   const StepCounter& steps = scheduler_->steps();
   if (steps.launched() - steps.completed() != num_in_flight_) {
-    return absl::InternalError(absl::StrCat(num_in_flight_, " steps are in flight, of ",
-                                            steps.launched(), " launched ", steps.completed(),
-                                            " have completed"));
+    return absl::InternalError(absl::StrCat(num_in_flight_, " steps are in flight, but ",
+                                            steps.launched(), " were launched and ",
+                                            steps.completed(), " have completed"));
   }
   if (has_late_samples_ && num_in_flight_ == 0) {
     return absl::InternalError("samples wait for masks although no step is in flight");

@@ -451,7 +451,7 @@ TEST_P(EngineCoreTest, BrokenInvariantIsReportedWithItsClass) {
   harness.cache->PrepareStep({});  // the core does not know this step
   const IntegrityReport report = harness.core.CheckIntegrity();
   ASSERT_EQ(report.failures.size(), 1);
-  EXPECT_EQ(report.failures[0], "StepPipeline: 0 steps are in flight, the cache knows 1");
+  EXPECT_EQ(report.failures[0], "StepPipeline: 0 steps are in flight, but the cache counts 1");
   EXPECT_EQ(report.num_checks, 7);
   EXPECT_EQ(report.status().message(), report.failures[0]);
 }
