@@ -74,7 +74,7 @@ class Plan {
   }
   std::size_t memory_bytes() const { return list_bytes() + partial_floats_ * sizeof(float); }
 
-  // Fills items[num_items()], longest first, and reductions[num_reductions()].
+  // Fills items[num_items()], highest cost first, and reductions[num_reductions()].
   void Fill(AttentionItem* items, AttentionItem* reductions, float* partial) const {
     AttentionItem* item = items;
     ForEachBlock([&](AttentionItem block) {
@@ -242,9 +242,8 @@ void RunItems(const Backend& backend, const AttentionParams& params,
   const std::size_t scratch = scratch_bytes(plan.packed_rows());
   backend.ReserveWorkspaces(scratch);
   backend.ParallelItems(plan.num_items(), plan.item_nanoseconds(), [&](std::int64_t i, int part) {
-    // Prefetches for the item that this thread processes next if threads take items in turn, as
-    // they do when items cost about the same. Otherwise another thread processes the prefetched
-    // item.
+    // Passes the item that this thread processes next if threads take items in turn, as they do
+    // when items cost about the same. Otherwise another thread processes the prefetched item.
     const std::int64_t next = i + backend.num_threads();
     attend(items[i], next < plan.num_items() ? &items[next] : nullptr,
            backend.workspace(part).Reserve(scratch));

@@ -58,14 +58,13 @@ struct AttentionParams {
 // CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
 // cases all arithmetic is in f32. The reduction order depends only on p and the first key that the
 // row sees, so chunking, batching, page ids and threads do not change any bit. A score is one
-// ascending chain of
-// FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a multiple of 64 is one
-// online-softmax step in powers of 2. The sum of the weights is kept as 16 partial sums: token j
-// adds its weight to partial sum j mod 16. Tokens are added to the partial sums and to each value
-// column in ascending order. Each span of 512 tokens has a separate state. Spans are reduced left
-// to right. At the end the partial sums are added, then the sink. Keys beyond p are never read.
-// Strips of 16 keys at multiples of 16 are not read if they precede the first visible key of all
-// rows of a sequence.
+// ascending chain of FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a
+// multiple of 64 is one online-softmax step in powers of 2. The sum of the weights is kept as 16
+// partial sums: token j adds its weight to partial sum j mod 16. Tokens are added to the partial
+// sums and to each value column in ascending order. Each span of 512 tokens has a separate state.
+// Spans are reduced left to right. At the end the partial sums are added, then the sink. Keys
+// beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede the
+// first visible key of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
 // V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
@@ -77,13 +76,13 @@ struct AttentionParams {
 // bf16.
 //
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
-// token and head. Head sizes are 16 to 128 in steps of 16, over bf16 pages up to 256. Products of
-// 16-bit values are summed in f32, in the orders of attention_work.h, which differ between prefill
-// and decode tokens. Rows of q and out are aligned to 8 bytes. The Hopper kernels replace these
-// kernels on compute capability 9.0 if tensor maps exist, the head size is 64 to 128 (or the rows
-// are MLA cache rows), rows are aligned to 16 bytes and the scale is positive. Hopper prefill
-// supports all of these pages and uses another reduction order. Hopper decode supports only bf16
-// pages and gives the same bits as portable decode.
+// token and head. The head size must be a multiple of 16 and at most 128 (256 over bf16 pages).
+// Products of 16-bit values are summed in f32, in the orders of attention_work.h, which differ
+// between prefill and decode tokens. Rows of q and out must be aligned to 8 bytes. The Hopper
+// kernels replace these kernels on compute capability 9.0 if tensor maps exist, the head size is 64
+// to 128 (or the rows are MLA cache rows), rows are aligned to 16 bytes and the scale is positive.
+// Hopper prefill supports all of these pages and uses another reduction order. Hopper decode
+// supports only bf16 pages and gives the same bits as portable decode.
 //
 // The scalar kernel runs in all other cases. It supports heads of up to 576 columns and needs no
 // plan.
@@ -94,9 +93,10 @@ struct AttentionParams {
 //
 // MLA cache rows have a tensor-core kernel for bf16 activations over one KV head of 144 to 576
 // columns of bf16 in steps of 16. `values` equals `keys`, and the first value_columns, a multiple
-// of 8 up to 512, are the values. This kernel supports no window, chunk, soft cap or sinks. Under
-// the conditions above, a Hopper kernel replaces it. Each of the two MLA kernels uses one reduction
-// order for prefill and decode tokens. Both store partial results in the memory of the plan.
+// of 8 up to 512, are the values. This kernel supports no window, chunk, soft cap or sinks. On
+// compute capability 9.0, a Hopper kernel replaces it under the conditions above. Each of the two
+// MLA kernels uses one reduction order for prefill and decode tokens. Both store partial results in
+// the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 // Returns an upper bound of the bytes that PagedAttention uses of each Backend::workspace on the
 // CPU, for pages of any dtype and `group` query heads per KV head.
@@ -145,8 +145,8 @@ absl::Status PagedAttentionCuda(const CudaContext& context, const AttentionParam
 
 // Reference implementation of the whole op: one thread, two-pass softmax.
 void AttentionCpu(const AttentionParams& params);
-// `next` is the item that this thread will probably process next, or null. Its first tokens may be
-// prefetched, which does not affect results.
+// Processes one item. `next` is the item that this thread will probably process next, or null. Its
+// first tokens may be prefetched, which does not affect results.
 void AttentionSimd(const AttentionParams& params, const AttentionItem& item,
                    const AttentionItem* next, std::byte* scratch);
 // Reduces the states at item.partial for spans [span_begin, span_end) and writes the output.

@@ -59,7 +59,7 @@ struct LatentPlace {
   std::uint32_t sequence;
   std::uint32_t block;
   std::uint32_t index;
-  std::uint32_t first_partial;  // row of the block's partial results, if the step is split
+  std::uint32_t first_partial;  // first row of the block's partial results, if the step is split
 };
 
 // Finds items by number. A block of packed rows has `per_block` items, or one per span if

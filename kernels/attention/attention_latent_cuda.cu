@@ -11,9 +11,9 @@
 // previous one is multiplied.
 //
 // Each span of 1024 tokens has a separate state. Normally the block reduces its spans left to right
-// in global memory. If there are fewer row blocks than multiprocessors, every span is a separate
-// item and a second kernel reduces the spans. The order is the same in both cases, so the split
-// does not change any bit. Tiles that a row does not see do not change the row's bits.
+// in global memory. If the step is split (IsSplit), every span is a separate item and a second
+// kernel reduces the spans. The order is the same in both cases, so the split does not change any
+// bit. Tiles that a row does not see do not change the row's bits.
 
 #include <algorithm>
 

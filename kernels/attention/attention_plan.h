@@ -39,7 +39,7 @@ struct AttentionPlanLimits {
 struct AttentionPlanParams {
   const std::uint32_t* row_offsets;     // [batch_size + 1]
   const std::uint32_t* cache_lengths;   // [batch_size] tokens cached before the step
-  const std::uint32_t* prefill_tokens;  // [batch_size] rows of the step that are prefill tokens
+  const std::uint32_t* prefill_tokens;  // [batch_size] prefill tokens in the step
   // [1 + batch_size] the number of sequences with tokens in the step, then their indices in
   // ascending order. Kernels read no other sequences. The time of a captured planner therefore
   // depends on this number and not on batch_size.
@@ -61,11 +61,11 @@ struct AttentionPlanParams {
 // Lifetime:   outlives every step that was enqueued with it.
 class AttentionPlan {
  public:
-  // Bytes of device memory that Create allocates.
+  // Returns the bytes of device memory that Create allocates. REQUIRES: Create accepts the limits.
   static std::int64_t BytesFor(const AttentionPlanLimits& limits, std::uint32_t num_sms);
-  // Returns INVALID_ARGUMENT if a limit other than `window` is 0 or num_heads is not a multiple of
-  // num_kv_heads. Returns RESOURCE_EXHAUSTED if device memory cannot be allocated. REQUIRES: a CUDA
-  // backend.
+  // Returns INVALID_ARGUMENT if a limit other than `window` is 0, num_heads is not a multiple of
+  // num_kv_heads, or max_rows exceeds kMaxPlanRows (attention_work.h). Returns RESOURCE_EXHAUSTED
+  // if device memory cannot be allocated. REQUIRES: a CUDA backend.
   static absl::StatusOr<std::unique_ptr<AttentionPlan>> Create(const Backend& backend,
                                                                const AttentionPlanLimits& limits);
 

@@ -3,10 +3,10 @@
 // Prefill: 128 packed rows of one KV head attend to all keys that they see. See README.md.
 //
 // Each of eight warps processes 16 rows; queries and output stay in registers. S has the
-// accumulator layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of P
-// V. Tiles of 64 tokens start at absolute multiples of 64. They are processed in ascending order,
-// from the first to the last key that any row of the item sees. A tile that a row does not see does
-// not change the row's bits, so these bits do not depend on the chunk or block.
+// accumulator layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of
+// the product P V. Tiles of 64 tokens start at absolute multiples of 64. They are processed in
+// ascending order, from the first to the last key that any row of the item sees. A tile that a row
+// does not see does not change the row's bits, so these bits do not depend on the chunk or block.
 //
 // bf16 pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
 // registers: each element is multiplied by its scale, rounded to bf16 and stored into a tile of

@@ -46,8 +46,8 @@ struct AttentionWork {
   std::uint32_t sequence;
   std::uint32_t kv_head;
   std::uint32_t base_row;   // row of the step that contains packed rows 0 .. group - 1 of the class
-  std::uint32_t first_row;  // packed
-  std::uint32_t num_rows;   // packed
+  std::uint32_t first_row;  // index of the first packed row
+  std::uint32_t num_rows;   // packed rows
   // Decode: keys [first_span * 512, (first_span + num_spans) * 512), up to the end of the sequence.
   std::uint32_t first_span;
   std::uint32_t num_spans;

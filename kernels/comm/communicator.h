@@ -24,7 +24,7 @@ class Backend;
 // Place:      created together with the backends of a model's ranks; used by runners and blocks.
 // Invariants: The result of an operation depends only on the ranks' arguments, not on the order of
 //             their calls. It is the same bit for bit on all ranks. After the first error every
-//             operation of the group fails, and no rank waits for another.
+//             AllReduceSum and AllGather of the group fails, and no rank waits for another.
 // Threads:    Each rank's operations run on one thread at a time; Abort runs on any thread.
 // Lifetime:   Ranks share their state and may be destroyed in any order. Destroying a rank
 //             aborts the group. A rank must not be destroyed during one of its operations.

@@ -120,7 +120,7 @@ absl::StatusOr<std::vector<std::unique_ptr<HostCommunicator>>> HostCommunicator:
     std::uint32_t size) {
   if (size < 1 || size > kMaxRanks) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a group of ", size, " ranks, it must have 1 to ", kMaxRanks));
+        absl::StrCat("the group has ", size, " ranks, it must have 1 to ", kMaxRanks));
   }
   const auto group = std::make_shared<Group>(size);
   std::vector<std::unique_ptr<HostCommunicator>> ranks;

@@ -31,7 +31,7 @@ absl::Status NcclStatus(const NcclApi& api, NcclResult result, NcclComm comm,
 absl::Status CheckBackends(std::span<const Backend* const> backends) {
   if (backends.empty() || backends.size() > Communicator::kMaxRanks) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a group of ", backends.size(), " ranks, it must have 1 to ", Communicator::kMaxRanks));
+        "the group has ", backends.size(), " ranks, it must have 1 to ", Communicator::kMaxRanks));
   }
   for (std::size_t rank = 0; rank < backends.size(); ++rank) {
     QUIRE_CHECK(backends[rank]->cuda() != nullptr);
@@ -82,8 +82,8 @@ class NcclCommunicator::Group {
     if (is_new) step = {.num_rows = num_rows, .rank = rank};
     if (step.num_rows != num_rows) {
       aborted_ = absl::InvalidArgumentError(absl::StrCat("rank ", rank, " begins a step of ",
-                                                         num_rows, " rows, rank ", step.rank,
-                                                         " one of ", step.num_rows));
+                                                         num_rows, " rows, but rank ", step.rank,
+                                                         " began it with ", step.num_rows));
     }
     return aborted_;
   }

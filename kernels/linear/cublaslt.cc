@@ -207,10 +207,9 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
     plan.algorithm = candidate.algo;
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("cuBLASLt has no algorithm for [", plans->n, ", ", plans->k, "] and ",
-                   y_is_bf16 ? "bf16" : "f32", " results among ", candidates.size(),
-                   " that supports every number of rows"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "none of the ", candidates.size(), " algorithms of cuBLASLt for [", plans->n, ", ", plans->k,
+      "] and ", y_is_bf16 ? "bf16" : "f32", " results supports every number of rows"));
 }
 
 absl::StatusOr<const LtPlans*> CublasLt::Pin(std::uint32_t n, std::uint32_t k) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Packs e4m3 matrices for the CPU. Linear (linear.h) widens e4m3 values in registers without loss;
-// activations stay f32.
+// Packs e4m3 matrices for the CPU. Linear (linear.h) widens e4m3 values in registers without loss.
+// Activations stay f32, or are first rounded to e4m3 (fp8_rows.h).
 //
 // Values are widened by a bit shift and a multiplication by a power of two, as in the f16
 // conversion by F. Giesen, fgiesen.wordpress.com, 2012.

@@ -5,9 +5,9 @@
 //
 // The scale is the smallest power of two, at least 2^-100, that brings the largest magnitude of the
 // row to at most 448. It is 1 for a row of zeros. Therefore x / scale is exact, or below half the
-// smallest e4m3 value. It is rounded to the nearest e4m3 value, ties to even. That value times
-// scale is exact in f32 and in bf16. A row with a NaN, an infinity or a magnitude of at least 2^79
-// has the scale NaN, and all its values become NaN.
+// smallest e4m3 value. The quotient is rounded to the nearest e4m3 value, ties to even. The rounded
+// value times scale is exact in f32 and in bf16. A row with a NaN, an infinity or a magnitude of at
+// least 2^79 has the scale NaN, and all its values become NaN.
 
 #include <bit>
 #include <cstdint>

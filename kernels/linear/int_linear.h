@@ -30,9 +30,9 @@ struct IntRows {
   std::int32_t* sums;  // [num_rows][k / group of weights]; sum of q over each group of weights
 };
 
-// Computes y[m][n] = (total + bias[n]) + residual[m][n]. s is the scale of the weights, a that of
-// the activations. I is the sum of u * q over a group, where u are the stored bytes. O is their
-// offset (int8: 128, int4: 8, with mins: 0):
+// Arguments of IntLinearFn, which computes y[m][n] = (total + bias[n]) + residual[m][n]. s is the
+// scale of the weights, a that of the activations. I is the sum of u * q over a group, where u are
+// the stored bytes. O is their offset (int8: 128, int4: 8, with mins: 0):
 //
 //   one scale per feature: total = float(I - O * sum) * (a * s)
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then

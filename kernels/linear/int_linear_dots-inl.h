@@ -1,6 +1,6 @@
 // Sums of products of bytes for the levels with a dot product instruction, for
-// int_linear_tiles-inl.h. Such a level must first define kLanes, I and the operations that
-// int_linear_tiles-inl.h lists. It must also define W, a register of weights; LoadBytes for 8-bit
+// int_linear_tiles-inl.h. Such a level must first define kLanes, I, F and the operations on them
+// that the two headers use. It must also define W, a register of weights; LoadBytes for 8-bit
 // weights; LowHalves and HighHalves for a loaded register of 4-bit weights; AddDot.
 
 #pragma once

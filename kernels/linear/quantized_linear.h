@@ -6,9 +6,8 @@
 // A weight is scale * q, scale * q + min or scale * (q + min). There is one scale and one min per
 // output feature or per group of its inputs. With int8 activations on the CPU, x is quantized to
 // int8. If the weights are kInt4, the scales of x are powers of two. Products are summed as
-// integers inside a group, so
-// every instruction set with fused multiply-add computes the same bits. On GPUs activations are not
-// quantized, and q + min is converted to bf16 without loss.
+// integers inside a group, so every instruction set with fused multiply-add computes the same bits.
+// On GPUs activations are not quantized, and q + min is converted to bf16 without loss.
 
 #include <cstddef>
 #include <cstdint>

@@ -8,8 +8,8 @@
 // With groups (heads), each group has one warp. Lane l processes elements 4 (l + 32 j) to 4 (l + 32
 // j) + 3.
 //
-// Bound by memory. Bytes per element with a residual: 8 in and 6 out (8 out for f32 results).
-// Without a residual: 4 in and 2 out (4 out for f32 results).
+// The kernel is bound by memory. Bytes per element with a residual: 8 in and 6 out (8 out for f32
+// results). Without a residual: 4 in and 2 out (4 out for f32 results).
 
 #include <cstdint>
 #include <type_traits>

@@ -1,8 +1,9 @@
 // One thread computes a channel of a row and processes the row's tokens in order. Inputs of 8
 // tokens are loaded before any of them is used, so that their latencies overlap. The last inputs
-// stay in registers. Results have the bits of the CPU's vector form.
+// stay in registers. Results have the bits of the CPU's vector form with fused multiply-add.
 //
-// Bound by memory: 8 bytes per element, and 8 (width - 1) bytes of states per channel of a row.
+// The kernel is bound by memory: 8 bytes per element, and 8 (width - 1) bytes of states per channel
+// of a row.
 
 #include <cstdint>
 

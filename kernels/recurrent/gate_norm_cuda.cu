@@ -4,7 +4,7 @@
 // order. The second pass reads the group again, from the cache. GateOrder::kSigmoid has no norm, so
 // only the second pass runs.
 //
-// Bound by memory. Bytes per element: 8 in and 4 out for f32, half of that for bf16.
+// The kernel is bound by memory. Bytes per element: 8 in and 4 out for f32, half of that for bf16.
 
 #include <cstdint>
 

@@ -1,9 +1,9 @@
 // Grid: x is the row, y a block of warps. Each of the first warps of a row normalizes one head of q
 // or k. Lane l processes elements l, l + 32, ... and adds their squares in that order. A butterfly
 // adds the sums of the lanes. The other warps compute one decay or rate per lane, with the bits of
-// the CPU's vector form.
+// the CPU's vector form with fused multiply-add.
 //
-// Bound by memory: 8 bytes per element of q and k, 8 per decay and 8 per rate.
+// The kernel is bound by memory: 8 bytes per element of q and k, 8 per decay and 8 per rate.
 
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Device functions of the recurrent kernels: the row of a block, and gates that give the same bits
-// as the CPU's vector form.
+// as the CPU's vector form with fused multiply-add.
 
 #include <cstdint>
 

@@ -26,7 +26,8 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
     if (backend.cuda() != nullptr) return internal::StateScanCuda(*backend.cuda(), params);
   }
   const std::uint32_t rows = params.rows.batch_size;
-  // Items of rows with one token cover all columns of a head, since they are adjacent in memory.
+  // Items of rows with one token cover all columns of a head, because columns are adjacent in
+  // memory.
   const bool one_token = params.rows.num_tokens <= rows;
   const std::uint32_t width = one_token ? params.value_size : kScanColumns;
   const std::uint32_t blocks = (params.value_size + width - 1) / width;

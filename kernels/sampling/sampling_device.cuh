@@ -261,7 +261,7 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
 }
 
 // The largest bucket b for which `above` plus the sums of all buckets from the top down to b reach
-// the target, and the sum above b. Bucket 0 if the target is never reached. `sums` has
+// the target, and the sum above b. It is bucket 0 if the target is never reached. `sums` has
 // kSamplerBuckets entries and is the search itself or a pointer to device memory. All threads must
 // call FindBucket.
 struct Bucket {

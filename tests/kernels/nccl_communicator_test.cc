@@ -307,7 +307,8 @@ TEST_F(NcclErrorsTest, RejectsStepsThatDiffer) {
   EXPECT_TRUE(ranks.comm(0).BeginStep(7).ok());
   EXPECT_TRUE(ranks.comm(0).BeginStep(4).ok());
   EXPECT_TRUE(ranks.comm(1).BeginStep(7).ok());
-  const auto differ = absl::InvalidArgumentError("rank 1 begins a step of 5 rows, rank 0 one of 4");
+  const auto differ =
+      absl::InvalidArgumentError("rank 1 begins a step of 5 rows, but rank 0 began it with 4");
   EXPECT_EQ(ranks.comm(1).BeginStep(5), differ);
   EXPECT_EQ(ranks.comm(0).BeginStep(5), differ);
   EXPECT_EQ(SumOnce(ranks), std::vector<absl::Status>(2, differ));
