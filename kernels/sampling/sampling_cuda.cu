@@ -7,7 +7,7 @@
 //   scan       reads the logits once: flags, maximum, masks, scaled x to scratch (L2); then applies
 //              penalties, bias and banned ids
 //   scale      temperature of edited rows, and the moments for top-n-sigma
-//   buckets    top-k or top-p: counts or masses by the first 11 bits of the ordered key
+//   buckets    top-k or top-p: counts or masses by the first 11 bits of OrderedKey
 //   keep       without filters runs the race; with filters lists the keys from the cutoff's bucket
 //              on, then finds exact cutoffs of top-k, top-p, min-p and XTC, and runs the race
 //

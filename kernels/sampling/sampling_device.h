@@ -18,7 +18,7 @@ namespace quire::kernels::internal {
 inline constexpr std::uint32_t kSamplerRows = 32;
 // Maximum number of rows of a group. Each row is a block in the grid's second dimension.
 inline constexpr std::uint32_t kMaxGroupRows = 65535;
-// Number of buckets, one per value of the first digit (11 bits) of the ordered key.
+// Number of buckets, one per value of the first 11 bits of OrderedKey (sampling_device.cuh).
 inline constexpr std::uint32_t kSamplerBuckets = 2048;
 // Number of logits whose exponentials are summed in f32 before the sums are added in f64.
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
@@ -62,8 +62,8 @@ struct DeviceRow {
   bool processed;  // the mass of the survivors is requested
 };
 
-// True if kernels use scratch memory for the row. They only read the logits of greedy rows without
-// edits and log-probabilities.
+// True if kernels use scratch memory for the row. Greedy rows without edits and log-probabilities
+// need none: kernels only read their logits.
 inline bool NeedsScratch(const DeviceRow& row) {
   return !row.greedy || row.edited || row.num_logprobs >= 0;
 }
@@ -71,11 +71,11 @@ inline bool NeedsScratch(const DeviceRow& row) {
 // State of a row while it is processed; initially zero. Blocks exchange only maxima and integer
 // sums, so the order of the blocks does not matter.
 struct SamplerState {
-  // Largest order key of x. XTC replaces it by the largest key that it keeps. 0: no survivors.
+  // Largest OrderKey of x. XTC replaces it by the largest key that it keeps. 0: no survivors.
   std::uint64_t best;
   std::uint64_t race;     // complement of the smallest (score, id) of step 10 of sampling.h
   std::uint64_t mass;     // mass of the survivors, if requested
-  std::uint32_t raw_max;  // largest ordered key of the logits
+  std::uint32_t raw_max;  // largest OrderedKey of the logits
   std::uint32_t non_finite;
   std::uint32_t kept;      // number of keys kept for the sample
   std::uint32_t top_kept;  // number of keys kept for the best ids
@@ -114,7 +114,7 @@ struct SamplerArgs {
   SamplerState* states;          // [num_rows]
   std::uint64_t* buckets;        // [kSamplerRows, kSamplerBuckets]
   float* x;                      // [kSamplerRows, x_stride] adjusted and scaled logits
-  std::uint64_t* keys;           // [kSamplerRows, vocab] kept order keys
+  std::uint64_t* keys;           // [kSamplerRows, vocab] OrderKey of each kept id
   float* part_sums;              // [kSamplerRows, num_parts]
   DeviceSampled* results;
   TopLogprob* tops;       // contains logits; the host converts them to log-probabilities

@@ -239,8 +239,8 @@ HWY_INLINE hn::Vec<DI> ToInteger(VF whole) {
 // a * 2^22 + b with a = floor(w * 2^18).
 HWY_INLINE void AddMasses(const float* x, std::size_t count, float max,
                           const internal::MassCuts& cuts, internal::Masses& masses) {
-  constexpr std::size_t kCarry =
-      64;  // number of registers after which the sums of b are carried into those of a
+  // Number of registers after which the sums of b are carried into those of a.
+  constexpr std::size_t kCarry = 64;
   const DF d;
   const DI di;
   const VF m = hn::Set(d, max);
