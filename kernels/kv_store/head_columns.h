@@ -18,8 +18,8 @@ struct CopyHeadColumnsParams {
   std::uint32_t num_heads;
   std::uint32_t x_head_size;
   std::uint32_t y_head_size;
-  std::uint32_t x_first;  // first column to copy
-  std::uint32_t y_first;  // its destination
+  std::uint32_t x_first;  // first column of a head of x to copy
+  std::uint32_t y_first;  // first column of a head of y to write
   std::uint32_t columns;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // A table of the cuBLASLt functions that quire calls. The library is opened at run time, and tests
-// replace the functions. Exists only in builds with CUDA.
+// replace the functions. The table exists only in builds with CUDA.
 
 #include <cublasLt.h>
 

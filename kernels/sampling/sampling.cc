@@ -95,8 +95,8 @@ internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
 }
 
 // Finds the token at which the mass of the first candidates reaches a target. Searches by radix
-// digits of OrderedKey, so that results do not depend on the order of additions. `above` is
-// the mass of the tokens before all candidates. REQUIRES: `above` plus the mass of all candidates
+// digits of OrderedKey, so that results do not depend on the order of additions. `above` is the
+// mass of the tokens before all candidates. REQUIRES: `above` plus the mass of all candidates
 // reaches the target.
 internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t above) {
   constexpr int kBits = 11;

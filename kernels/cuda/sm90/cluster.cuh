@@ -14,9 +14,9 @@
 
 namespace quire::kernels::cuda {
 
-// Synchronizes all threads of the cluster. Of earlier writes, it makes only the initialization of
-// barriers before a BarrierInitFence visible to other blocks. Publishing all writes would wait for
-// device memory.
+// Synchronizes all threads of the cluster. Makes barriers that were initialized before a
+// BarrierInitFence visible to other blocks, but no other writes. Publishing all writes would wait
+// for device memory.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
