@@ -20,7 +20,8 @@ absl::StatusOr<Stream> Stream::Create(const Device& device) {
   Stream stream(device);
   if (device.is_cpu()) return stream;
   QUIRE_RETURN_IF_ERROR(UseDevice(device));
-  // Does not synchronize with the default stream, which this program does not use.
+  // Does not synchronize with the default stream, which this program uses only to zero new buffers
+  // (device_buffer.cc).
   QUIRE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking),
                  absl::StrCat("cannot create a stream on CUDA device ", device.ordinal)));

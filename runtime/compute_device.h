@@ -25,12 +25,12 @@ namespace quire::runtime {
 
 class ComputeDevice {
  public:
-  // An error of opening a GPU has the error reason DEVICE_ERROR. Errors that the operator can
-  // resolve carry no error reason: a build without CUDA, and CPU instruction sets that failed
-  // their check.
+  // If a GPU fails in a way that a restart may fix, the error has the reason DEVICE_ERROR. Errors
+  // that only the operator can resolve carry no reason: a build without CUDA, a missing or too old
+  // driver or GPU, and CPU instruction sets that failed their check.
   //
-  // `cpu_check` is the result of CheckCpu for these options. Selects the instruction set that
-  // passed, also if the device is a GPU.
+  // `cpu_check` is the result of CheckCpu for these options. Open selects the instruction set that
+  // passed, even if the device is a GPU.
   static absl::StatusOr<std::unique_ptr<ComputeDevice>> Open(const DeviceOptions& options,
                                                              const CpuCheck& cpu_check);
 
@@ -58,7 +58,8 @@ class ComputeDevice {
 // True if the device failed or was lost. False if the machine has no usable device.
 bool IsDeviceError(const absl::Status& status);
 
-// Returns the kind of device that Open would open, without opening it. Returns the same errors.
+// Returns the kind of device that Open would open. For auto, tries to open the GPU and returns the
+// errors that would make Open fail. For cpu and cuda, checks nothing.
 absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options);
 
 // Returns the number of compute threads: device.cpu.threads, or the machine's physical cores.

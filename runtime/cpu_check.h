@@ -42,7 +42,7 @@ struct CpuCheckOptions {
 // The check of one instruction set.
 struct CpuLevelCheck {
   std::string level;
-  std::vector<kernels::KernelCheck> kernels;  // in the order of running; ends after a crash
+  std::vector<kernels::KernelCheck> kernels;  // in the order in which they ran, up to a crash
   absl::Duration time;
 
   // Returns the first check with a fault, or null.

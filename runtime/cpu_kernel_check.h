@@ -4,9 +4,9 @@
 // random operands.
 //
 // Products and attention with bf16 activations, and integer products except on sse4, must have the
-// bits of their references. The others sum in another order, so their error has a limit. Every row
-// of a product is computed in batches of several sizes. Outputs are NaN before the kernel runs, and
-// memory between their rows must keep its NaNs.
+// bits of their references. Other kernels sum in another order, so their error has a limit. Every
+// row of a product is computed in batches of several sizes. Outputs are NaN before the kernel runs,
+// and memory between their rows must keep its NaNs.
 //
 // Place:   below cpu_check.h, which runs it in a child process; above the ops.
 // Threads: the calling thread computes everything.
@@ -38,8 +38,8 @@ struct CheckedOps {
   std::function<absl::Status(const kernels::Backend&, const kernels::StateScanParams&)> scan;
 };
 
-// Receives a check before each run of its kernel, with the shape of that run, and when it is
-// finished.
+// Receives a check before each run of its kernel, with the shape of that run, and once more when
+// the check is finished.
 using KernelCheckSink =
     absl::FunctionRef<void(const kernels::KernelCheck& check, bool is_finished)>;
 

@@ -46,8 +46,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
                                                            cache::KvPool* pool,
                                                            const RunnerOptions& options);
 
-  // Sets row.logits, row.text_vocab and row.has_text of every sample. If the step has late samples,
-  // SampleLate computes the head of all rows.
+  // If the step has late samples, SampleLate computes the head, the samples and the prompt
+  // log-probabilities of all rows.
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
@@ -85,7 +85,7 @@ class CpuRunner : public StepRunner, private RunnerBase {
   const models::StepLimits limits_;
   StepOrder order_;
   std::int64_t scratch_bytes_ = 0;                 // reserved in the backend
-  std::vector<kernels::AnyKvCollection> kv_;       // by layer group, over the one pool
+  std::vector<kernels::AnyKvCollection> kv_;       // one per layer group, all over the same pool
   IndexRows index_rows_;                           // if LayerGroups::index_slots is above 0
   std::optional<kernels::AnyKvCollection> index_;  // index rows of the pool, if it has any
   // Collections and counts for DecoderStep::wanted; empty if the last layer writes K and V or
@@ -94,7 +94,7 @@ class CpuRunner : public StepRunner, private RunnerBase {
   std::vector<std::uint32_t> wanted_;         // [max_rows]
   std::vector<kernels::SampledRow> sampled_;  // one block of logits
   DeviceBuffer states_;        // [num_state_slots, layers.state_bytes]; resident when first used
-  std::vector<float> pooled_;  // [max_rows, hidden] sums so far
+  std::vector<float> pooled_;  // [max_rows, hidden] sums of StepPool so far
   StepResult result_;
   bool has_result_ = false;
   absl::Status late_error_;  // error of SampleLate, which Collect returns

@@ -501,7 +501,8 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
                                        std::uint32_t end, std::uint32_t slot) {
   if (batch.logits_out != nullptr) {
     const std::size_t vocab = model.spec.vocab_size;
-    // A copy to pageable memory would also wait for the stream.
+    // Synchronize returns if the group of ranks is aborted. A copy to pageable memory would wait
+    // for the stream regardless.
     QUIRE_RETURN_IF_ERROR(Synchronize());
     QUIRE_RETURN_IF_ERROR(
         stream().Copy(batch.logits_out + begin * vocab, buffers.logits,
@@ -616,7 +617,7 @@ absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slo
 CudaRunner::CudaRunner(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CudaRunner::~CudaRunner() {
-  // An error cannot be handled here. A caller that waits for a step gets it from Collect.
+  // An error cannot be handled here. A caller that waits for a step gets the error from Collect.
   if (state_->enqueued) state_->Synchronize().IgnoreError();
 }
 

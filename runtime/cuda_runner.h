@@ -64,8 +64,8 @@ class CudaRunner : public StepRunner {
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
-  // 1 for a model with recurrent layers: a step that is discarded would have changed the only state
-  // of its rows.
+  // Returns 1 for a model with recurrent layers, because a step whose results are discarded would
+  // already have changed the only state of its rows.
   int max_steps_in_flight() const override;
   bool can_pool() const override { return true; }
 

@@ -21,8 +21,8 @@ constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 // Additional nodes of an MoE layer: router, dispatch to experts, combine, and a shared expert.
 constexpr std::int64_t kMoeNodes = 12;
-// Additional nodes of a model with per-layer inputs: once for the last branch of each such layer,
-// and once for the inputs of all layers.
+// Additional nodes of the branch that multiplies by a layer's input (LayerSpec::input). Computing
+// the inputs of all layers takes as many nodes.
 constexpr std::int64_t kInputNodes = 4;
 constexpr std::int64_t kOtherNodes = 16;
 // Additional nodes of a recurrent layer: convolution, scan and gate, the quantization of their rows
@@ -96,7 +96,7 @@ std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
     if (layer.has_state()) nodes += kRecurrentNodes;
     if (models::NeedsBranchBuffer(layer)) nodes += kBranchNodes;
     if (layer.has_moe()) nodes += kMoeNodes;
-    // The dense MLP beside experts, three norms and a sum.
+    // Counts the dense MLP beside experts, three norms and a sum.
     if (layer.mlp == models::MlpKind::kDenseAndMoe) nodes += kNodesPerLayer;
     if (layer.input.size > 0) nodes += kInputNodes;
     // MLA has two products per head, into the latent space and back, and two latent norms.

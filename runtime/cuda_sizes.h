@@ -39,7 +39,7 @@ struct CudaSizes {
   bool has_tail = false;                                // CudaTail is used
   std::vector<kernels::AttentionPlanLimits> attention;  // distinct limits of all layer groups
   kernels::DeviceSamplerLimits sampler;
-  std::int64_t sampled_stride = 0;  // tokens of one slot, including padding
+  std::int64_t sampled_stride = 0;  // sampled tokens of one step in flight, including padding
   std::int64_t pooled_bytes = 0;    // one hidden state in f32 per row
   std::int64_t graph_bytes = 0;     // memory reserved for graphs
   std::int64_t state_bytes = 0;     // all slots of recurrent states

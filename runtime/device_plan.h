@@ -36,7 +36,7 @@ struct DevicePlan {
   std::uint32_t page_size = 0;
   DType kv_dtype = DType::kInvalid;
   std::int32_t context_tokens = 0;   // longest sequence
-  std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
+  std::uint32_t sequence_pages = 0;  // maximum number of pages that this sequence holds at a time
   bool context_was_cut = false;      // the pool does not hold the requested context
   RunnerOptions runner;              // the caller sets has_text
   StatePlan states;                  // its slots are part of `memory`
@@ -52,9 +52,9 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
 
 struct CpuPlan {
   MemoryPlan memory;
-  // Longest sequence; without kv_cache.capacity_bytes, before the pool limits it.
+  // Longest sequence. If kv_cache.capacity_bytes is not set, the pool may hold a shorter one only.
   std::int32_t context_tokens = 0;
-  std::uint32_t sequence_pages = 0;  // maximum number of pages that it holds at any moment
+  std::uint32_t sequence_pages = 0;  // maximum number of pages that this sequence holds at a time
   // State slots of the pool. If kv_cache.capacity_bytes is not set and the weights exceed the free
   // memory, the plan assumes a pool that fits max_rows sequences and 2 snapshots.
   StatePlan states;
@@ -66,7 +66,7 @@ struct CpuPool {
   models::LayerGroups layers;
   StatePlan states;                        // its slots are part of the pool's memory
   std::int32_t context_tokens = 0;         // longest sequence
-  std::int32_t wanted_context_tokens = 0;  // before it was limited by the pool
+  std::int32_t wanted_context_tokens = 0;  // longest sequence without the limit of the pool
 };
 
 // Plans the pool of a host with `free_bytes` of free memory after weights are loaded. The pool uses
@@ -89,7 +89,8 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
 // "pinned" and "prefix_index". Without recurrent layers there are no "states".
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
 
-// Returns the options of a runner on the CPU. The caller sets those that depend on the tokenizer.
+// Returns the options of a runner on either device. The caller sets those that depend on the
+// tokenizer, the state slots, or a GPU.
 RunnerOptions RunnerOptionsFor(const RuntimeOptions& options, std::int32_t context_tokens);
 
 LoadMode LoadModeOf(const ModelOptions& options);
@@ -100,7 +101,7 @@ kernels::Determinism DeterminismOf(const DeviceOptions& options);
 // Returns the type of activations on a GPU: model.dtype, or the type that matches the pages.
 DType CudaActivationType(const RuntimeOptions& options);
 
-// Returns INVALID_ARGUMENT if a pool does not hold a prompt of one token and its answer.
+// Returns INVALID_ARGUMENT if a pool does not hold a prompt of one token and one generated token.
 absl::Status CheckSmallestRequestFits(const RuntimeOptions& options,
                                       const cache::PageDemand& demand, std::uint32_t num_blocks);
 

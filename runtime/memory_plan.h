@@ -40,7 +40,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
 // each page. They are bf16, or f32 in pages of f32.
 struct IndexRows {
   std::int64_t offset_bytes = 0;  // from KvPool::blocks()
-  cache::KvGeometry geometry;     // for views, see LatentView(collection, LayerPlace::index_slot)
+  cache::KvGeometry geometry;     // its views are LatentView(collection, LayerPlace::index_slot)
 };
 
 // Returns the position of index rows in a pool with the geometry of KvGeometryFor. Returns the

@@ -68,7 +68,7 @@ class ModelStack {
   // Maximum number of tokens of a sequence.
   std::int32_t context_tokens() const { return context_tokens_; }
   // Maximum number of sequences that run at a time. It is lower than options.steps.max_rows if
-  // options.steps.may_lower_rows is set and the recurrent states of so many do not fit.
+  // options.steps.may_lower_rows is set and the recurrent states of so many sequences do not fit.
   std::uint32_t max_rows() const { return max_rows_; }
   DType activation() const { return activation_; }
   const models::LayerGroups& layers() const { return layers_; }

@@ -18,8 +18,8 @@
 // Invariants: a file with its final name is complete, because it is written under another name,
 //             synchronized and renamed.
 // Threads:    both functions use the backend's threads. Processes may read and write one directory
-//             at the same time. If several processes write the same file, only one of them
-//             succeeds.
+//             at the same time. If several processes write the same file at the same time, only one
+//             of them succeeds.
 
 #include <cstdint>
 #include <span>

@@ -35,16 +35,16 @@ struct RunnerBase {
   // Called before the first block of a step, and again before the first block of its late samples.
   void BeginLogits();
   // Fills sampling_rows with the samples of `pass` that use rows [begin, end) of the step's logits,
-  // and sample_indices with their indices in batch.samples. buffers.logits contains these rows.
-  // Late samples that are not completed are in no pass.
+  // and sample_indices with their indices in batch.samples. Late samples that are not completed are
+  // in no pass. REQUIRES: buffers.logits contains these rows.
   enum class SamplePass : std::uint8_t { kAll, kEarly, kLate };
   void TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end, SamplePass pass);
   // Fills logprob_tokens from batch.prompt_logprobs in the same way. Returns the index in
   // batch.prompt_logprobs of the first one.
   std::size_t TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
-  // Adds the hidden states of the pool, which begin at `first`, to `sum` in memory of the backend,
-  // at most `head_rows` at a time. The tokens of a row are contiguous.
+  // Normalizes the hidden states of `pool`, which are the rows of buffers.x from `first` on, and
+  // adds them to `sum` in memory of the backend. Processes at most `head_rows` rows at a time.
   absl::Status AddPool(const StepPool& pool, std::uint32_t first, std::uint32_t head_rows,
                        float* sum);
 

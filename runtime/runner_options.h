@@ -28,8 +28,8 @@ struct RunnerOptions {
   // [vocab_size], 0 for ids that the tokenizer cannot decode. These are never sampled and never
   // reported as likely tokens. If empty, every id below text_vocab has text.
   std::vector<std::uint8_t> has_text = {};
-  // This and all larger ids have no text; 0: vocab_size. A tokenizer may have more ids than the
-  // model.
+  // The id from which on no id has text; 0: vocab_size. A tokenizer may have fewer or more ids than
+  // the model.
   std::uint32_t text_vocab = 0;
   // Slots with the states of recurrent layers, the null slot included; 0 for models without such
   // layers.
@@ -45,7 +45,8 @@ struct RunnerOptions {
   DType activation = DType::kF32;
   // The cache manager's limit, which determines the stride of lookup tables; 0: the model's limit.
   std::uint32_t max_context_tokens = 0;
-  // Runs decode steps of undivided models as captured graphs. The results have the same bits.
+  // Runs decode steps of undivided models as captured graphs, which does not change any bit of the
+  // results.
   bool graphs = true;
   // LoadOptions::fp8_activations. Graphs reserve room for the launches that quantize activations.
   bool fp8_activations = false;

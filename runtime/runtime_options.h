@@ -18,7 +18,7 @@ namespace quire::runtime {
 
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
 
-// The keys device.*, and the keys of engine.* that say how the device computes.
+// The keys device.*, and the keys of engine.* that determine how the device computes.
 struct DeviceOptions {
   DeviceChoice type = DeviceChoice::kAuto;
   std::int32_t cuda_ordinal = 0;        // ordinal of the GPU to use

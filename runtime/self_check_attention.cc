@@ -101,7 +101,7 @@ bool HasEqualBits(std::span<const float> a, std::span<const float> b) {
 
 // One sequence of a launch.
 struct Sequence {
-  std::uint32_t length = 0;  // tokens, with those of the launch
+  std::uint32_t length = 0;  // number of tokens, including those of the launch
   std::uint32_t rows = 0;    // tokens of the launch, the last ones of the sequence
   std::uint32_t shift = 0;   // page i of the sequence is page 1 + (i + shift) % pages of the pool
 };
@@ -150,7 +150,7 @@ class HostPages {
     return absl::OkStatus();
   }
 
-  // Row b of the lookup table, and the tokens cached of sequence b.
+  // Return row b of the lookup table, and the number of cached tokens of sequence b.
   std::uint32_t* row(std::uint32_t b) {
     return static_cast<std::uint32_t*>(arrays_.data()) + std::size_t{b} * stride_;
   }

@@ -48,7 +48,7 @@ constexpr double kScalarTileRows = 32;
 // Features of a matrix, [feature][k].
 using HostMatrix = std::vector<std::vector<double>>;
 
-// A product to check. x and y have rows x_columns and y_stride apart.
+// A product to check. Rows of x are x_columns elements apart, and rows of y are y_stride apart.
 struct Product {
   std::string kernel;
   std::string form;        // of the weights
@@ -68,14 +68,14 @@ struct Product {
   std::function<absl::Status(ConstFloatPtr x, FloatPtr y)> run_alone = nullptr;
   // Row i of y belongs to row order(rows)[i] of x. Null: row i.
   std::function<absl::StatusOr<std::vector<std::uint32_t>>(std::uint32_t rows)> order = nullptr;
-  // Returns [kPatterns, columns] for the kPatterns rows of x and of the residual, in f32, in host
-  // and device memory.
+  // The kPatterns rows of x and of the residual in f32, in host and device memory.
   struct Inputs {
     std::span<const float> host_x;
     ConstFloatPtr x;
     const float* residual;  // device; null: none
     std::span<const float> host_residual;
   };
+  // Returns the reference, [kPatterns, columns].
   std::function<absl::StatusOr<std::vector<float>>(const Inputs& inputs)> reference;
   std::vector<std::uint32_t> columns;  // columns of y that the reference has; empty: all
 };
@@ -606,7 +606,7 @@ absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<c
                                                         .residual = inputs.residual,
                                                         .host_residual = inputs.host_residual}));
   context_->Release(mark);
-  // The rows computed alone, and one row after them.
+  // Takes memory for the rows computed alone and for one row after them.
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
                          context_->TakeFloats(product.y_dtype, (kPatterns + 1) * product.y_stride));
   QUIRE_RETURN_IF_ERROR(FillOutput(product, kPatterns, y, inputs.residual));

@@ -26,7 +26,7 @@ struct StatePlanRequest {
 
 struct StatePlan {
   std::int64_t slot_bytes = 0;  // 0: the model has no recurrent layers
-  std::uint32_t max_rows = 0;   // of the request, or fewer if it allows that
+  std::uint32_t max_rows = 0;   // max_rows of the request, or fewer with may_lower_rows
   std::uint32_t num_slots = 0;  // the null slot, one per row, and those for snapshots
   std::uint32_t num_snapshots = 0;
   std::uint32_t slot_tokens = 0;      // tokens whose pages take as many bytes as a slot
@@ -34,10 +34,10 @@ struct StatePlan {
   std::int64_t bytes() const { return slot_bytes * num_slots; }
 };
 
-// Plans max(2, share * kv_bytes / slot_bytes) snapshots, but at most as many as there are pages or
-// as max_pages. Returns RESOURCE_EXHAUSTED if the slots of the rows take more than half of
-// kv_bytes, or if two pages do not fit besides all slots. With may_lower_rows, that happens only if
-// not even one row fits.
+// Plans share * kv_bytes / slot_bytes snapshots, at most as many as pages fit into kv_bytes and at
+// most max_pages, but never fewer than 2. Returns RESOURCE_EXHAUSTED if the slots of the rows take
+// more than half of kv_bytes, or if two pages do not fit besides all slots. With may_lower_rows,
+// that happens only if not even one row fits.
 absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request);
 
 }  // namespace quire::runtime

@@ -13,8 +13,8 @@ namespace quire::runtime {
 // The captured decode steps of a runner, by bucket of rows.
 //
 // Place:      part of CudaRunner.
-// Invariants: a graph is captured only if another one of the largest measured size so far fits into
-//             share_bytes.
+// Invariants: a graph is captured only if share_bytes still has room for a graph of the largest
+//             size that was measured so far.
 // Threads:    one at a time: the thread of CudaRunner::Create, then the engine thread.
 // Lifetime:   the memory that the graphs read and write must outlive them.
 class StepGraphs {

@@ -76,7 +76,8 @@ struct Family {
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
   // the top level.
   absl::string_view text_model_type = "";
-  // use_qk_norm false is supported. Families that list the key without this flag refuse it.
+  // The value false of use_qk_norm is supported. Families that list the key without this flag
+  // refuse this value.
   bool may_omit_qk_norm = false;
   // rope_scaling applies to layers without window only, and rope_parameters are nested.
   bool scales_full_layers_only = false;

@@ -389,7 +389,7 @@ std::uint32_t IndexSize(const ModelSpec& spec);
 absl::Status ValidateSpec(const ModelSpec& spec);
 
 // Rejects a spec that this version cannot compute on the device; CUDA supports fewer knobs than the
-// CPU. Returns UNIMPLEMENTED that names the layer, the field and its value.
+// CPU. Returns UNIMPLEMENTED that names the layer and the unsupported field or combination.
 absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device);
 
 // Prints a spec: one line per group of equal layers, without fields at their defaults. Prints only

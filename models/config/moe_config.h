@@ -14,7 +14,7 @@ class ConfigReader;
 struct Family;
 
 inline constexpr std::uint32_t kMaxExperts = 4096;
-// Defaults of swiglu_limit and swiglu_alpha, which GGUF files never have.
+// Defaults of swiglu_limit and swiglu_alpha. GGUF files have no keys for these values.
 inline constexpr double kDefaultSwigluLimit = 7;
 inline constexpr double kDefaultSwigluAlpha = 1.702;
 

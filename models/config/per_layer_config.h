@@ -18,9 +18,9 @@ inline constexpr std::uint32_t kDefaultGlobalHeadDim = 512;
 struct PerLayerConfig {
   std::uint32_t global_head_dim = 0;             // head size of full layers; 0: not read
   std::uint32_t num_global_key_value_heads = 0;  // KV heads of full layers
-  std::uint32_t num_kv_shared_layers = 0;        // last layers, which read K and V of earlier ones
+  std::uint32_t num_kv_shared_layers = 0;        // last layers that read K and V of earlier ones
   bool attention_k_eq_v = false;                 // full layers have no v_proj
-  bool use_double_wide_mlp = false;  // doubles the MLP width of those num_kv_shared_layers layers
+  bool use_double_wide_mlp = false;              // these last layers have an MLP of twice the width
   std::uint32_t hidden_size_per_layer_input = 0;  // 0: none
   std::uint32_t vocab_size_per_layer_input = 0;
 };

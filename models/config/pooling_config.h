@@ -21,8 +21,8 @@ namespace quire::models {
 
 enum class PoolingMode : std::uint8_t { kLast, kMean, kCls };
 
-// A score is the softmax over the logits of two tokens after the prompt: exp(t) / (exp(t) +
-// exp(f)).
+// A score is the softmax over t and f, the logits of true_token_id and false_token_id after the
+// prompt: exp(t) / (exp(t) + exp(f)).
 struct LogitScore {
   std::int32_t true_token_id = 0;
   std::int32_t false_token_id = 0;

@@ -357,7 +357,8 @@ absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeCont
 constexpr absl::string_view kFull = "full_attention";
 constexpr absl::string_view kSliding = "sliding_attention";
 
-// Returns the dictionary of one layer type. transformers does not read a flat rope_parameters here.
+// Returns the dictionary of one layer type. For families with such dictionaries, transformers does
+// not read settings at the top of rope_parameters.
 absl::StatusOr<ConfigReader> NestedEntry(const ConfigReader& parameters, absl::string_view entry,
                                          const Family& family) {
   for (const std::string& key : parameters.Keys()) {
@@ -370,7 +371,7 @@ absl::StatusOr<ConfigReader> NestedEntry(const ConfigReader& parameters, absl::s
   return *found;
 }
 
-// Checks that rope_parameters agree with the old form in the same file.
+// Reads nested rope_parameters. Checks that they agree with the old form in the same file.
 absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
                                                   const ConfigReader& parameters,
                                                   const RopeContext& context,

@@ -4,10 +4,10 @@
 //
 //   old     rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor at the top
 //   new     rope_parameters {rope_theta, rope_type, ...}
-//   nested  rope_parameters {full_attention {...}, sliding_attention {...}}, where a family reads
-//           rope_local_base_freq; the old form is then rope_theta and rope_scaling for full layers
-//           and rope_local_base_freq for windowed ones. With Family::scales_full_layers_only
-//           rope_theta also applies to windowed layers
+//   nested  rope_parameters {full_attention {...}, sliding_attention {...}}, for families that read
+//           rope_local_base_freq or global_head_dim or have scales_full_layers_only. In their old
+//           form rope_theta and rope_scaling apply to full layers, and rope_local_base_freq to
+//           windowed ones. With scales_full_layers_only rope_theta also applies to windowed layers
 //
 // A non-empty rope_scaling takes precedence over rope_parameters. The file is refused if both are
 // present and differ. theta is read from the chosen dictionary, else from the top level, else it is

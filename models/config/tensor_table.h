@@ -1,6 +1,6 @@
 #pragma once
 
-// The tensors of a layer, one table per kind of block. A row states how the tensor is called in
+// The tensors of a layer, one table per kind of block. A row states the name of the tensor in
 // checkpoints, its shape, how it is stored and how it is divided among devices. The code that finds
 // and loads weights, makes dummy and divided checkpoints, plans memory and writes reports iterates
 // over these tables.

@@ -468,7 +468,7 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // GGUF files state the window only; the family's rule selects the layers.
+  // GGUF files state one window for all windowed layers. WindowedLayers selects these layers.
   absl::Status ReadWindows() {
     if (!FamilyReads("attention.sliding_window")) return absl::OkStatus();
     QUIRE_ASSIGN_OR_RETURN(

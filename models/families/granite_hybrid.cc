@@ -33,7 +33,7 @@ constexpr LayerTypeName kLayerTypes[] = {{"mamba", LayerBranch::kRecurrent},
                                          {"attention", LayerBranch::kAttention},
                                          {"linear_attention", LayerBranch::kRecurrent},
                                          {"full_attention", LayerBranch::kAttention}};
-// Layers without experts have the shared MLP alone.
+// Models without experts have the shared MLP alone, so it is also their dense MLP.
 constexpr TensorNames kNames{.in_zxbcdt = "mamba.in_proj",
                              .conv = "mamba.conv1d.weight",
                              .conv_bias = "mamba.conv1d.bias",

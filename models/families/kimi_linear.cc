@@ -46,7 +46,7 @@ constexpr ConfigDefaults kDefaults{.rms_norm_eps = 1e-5,
                                    .routed_scaling_factor = 2.446};
 constexpr LayerTypeName kLayerTypes[] = {{"linear_attention", LayerBranch::kRecurrent},
                                          {"full_attention", LayerBranch::kAttention}};
-// transformers 5 saves dense layers under the name of the experts' block.
+// transformers 5 saves the dense MLP under the name of the experts' block, block_sparse_moe.
 constexpr TensorNames kNames{.in_q = "self_attn.q_proj",
                              .in_k = "self_attn.k_proj",
                              .in_v = "self_attn.v_proj",

@@ -120,8 +120,8 @@ MoeSpec BuildMoe(const ModelConfig& config, const MlpSpec& mlp) {
 }
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
-  // transformers builds one shared expert per MoE layer, whatever n_shared_experts is. Values other
-  // than 1 are refused.
+  // transformers builds one shared expert per MoE layer, so other values of n_shared_experts are
+  // refused.
   if (config.moe.n_shared_experts != 1) {
     return absl::UnimplementedError(absl::StrCat("n_shared_experts ", config.moe.n_shared_experts,
                                                  " is not supported by nemotron_h (supported: 1)"));

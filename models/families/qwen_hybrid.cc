@@ -54,7 +54,7 @@ constexpr ConfigDefaults kDefaults35{.max_position_embeddings = 32768,
                                      .num_key_value_heads = 4,
                                      .head_dim = 256,
                                      .partial_rotary_factor = 0.25};
-// All layers are sparse, so intermediate_size is absent and has no effect.
+// All layers are MoE layers, so intermediate_size is absent from files and has no effect.
 constexpr ConfigDefaults kDefaultsMoe{.max_position_embeddings = 32768,
                                       .num_key_value_heads = 2,
                                       .head_dim = 256,

@@ -4,10 +4,9 @@
 // names file, key, value and limit.
 //
 // Absent, null and zero differ: an absent key has the family's default, null the documented
-// fallback, and zero is a value. Both forms of rope settings are supported: rope_theta with
-// rope_scaling, and rope_parameters. Keys of generation_config.json take precedence over those of
-// config.json. Keys that change the computation of other families are refused; unknown keys are
-// named in one warning.
+// fallback, and zero is a value. rope_config.h describes the forms of rope settings. Keys of
+// generation_config.json take precedence over those of config.json. Keys that change the
+// computation of other families are refused; unknown keys are named in one warning.
 
 #include "absl/status/statusor.h"
 #include "models/config/model_config.h"

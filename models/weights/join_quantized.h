@@ -15,7 +15,8 @@ namespace quire::models {
 // with the unquantized name and shape, whose `quantized` is set:
 //
 //   gptq, awq                X.qweight, X.qzeros, X.scales [, X.g_idx]           -> X.weight [N, K]
-//   compressed-tensors       X.weight_packed or X.weight, X.weight_scale
+//   compressed-tensors       X.weight_packed and X.weight_shape, or X.weight
+//                            X.weight_scale
 //                            [, X.weight_zero_point, X.weight_g_idx]             -> X.weight [N, K]
 //   fp8                      X.weight, X.weight_scale_inv or X.weight_scale      -> X.weight [N, K]
 //   mxfp4                    X_blocks [..., N, K / 32, 16], X_scales             -> X [..., N, K]

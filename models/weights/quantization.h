@@ -16,7 +16,8 @@
 namespace quire::models {
 
 // The values of model.quantization. All but the first two quantize the matrices of the layers at
-// load time, and the output head to int8_g32. The embedding, norms and biases are not converted.
+// load time, and the output head to int8_g32. They do not convert the embedding, norms, biases and
+// matrices of TensorKind::kUnconverted.
 enum class Quantization : std::uint8_t {
   // The stored format is kept: GGML blocks and integers as integers, e4m3 as e4m3, e2m1 as e2m1 on
   // GPUs and as integers on CPUs, other dtypes unquantized.

@@ -4,9 +4,9 @@
 // each matrix is stored in memory.
 //
 // Place:      below FindWeights (weights.h).
-// Invariants: a tensor that was returned counts as used.
+// Invariants: a tensor that Find or FindVector returned counts as used.
 // Threads:    one thread.
-// Lifetime:   must not outlive the checkpoint; FormChooser must not outlive the target. Tensors cut
+// Lifetime:   SlotFinder must not outlive the checkpoint, nor FormChooser the target. Tensors cut
 //             from larger ones live as long as the vector that TakePieces returned.
 
 #include <cstdint>

@@ -56,7 +56,8 @@ using LayerSlots = LayerTensors<VectorSlot, LinearSlot>;
 struct WeightSlots {
   const formats::StoredTensor* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerSlots> layers;
-  // Inputs per layer; empty without ModelSpec::layer_inputs. All layers follow each other.
+  // Inputs per layer; empty without ModelSpec::layer_inputs. The first two tensors have the columns
+  // or rows of all layers, one layer after the other.
   const formats::StoredTensor* input_embedding = nullptr;  // [vocab, layers * input]
   LinearSlot input_context;                                // [layers * input, hidden]
   VectorSlot input_norm;                                   // [input]
@@ -100,8 +101,9 @@ constexpr std::int64_t PaddedVector(std::int64_t elements) {
 // Returns the number of floats of all norms and biases together.
 std::int64_t VectorFloats(const WeightSlots& slots);
 
-// Returns the dtype of the embedding in memory: the stored one, and for GGML blocks f16, or f32
-// with Quantization::kNone.
+// Returns the dtype of the embedding in memory. It is the stored one if the embedding is not
+// quantized. GGML blocks become f16, or f32 with Quantization::kNone. Other quantized weights
+// become f32.
 DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quantization);
 
 // The kinds of quantized matrices that a model has, the head included.
@@ -112,9 +114,9 @@ struct QuantizedMatrices {
 };
 QuantizedMatrices QuantizedMatricesOf(const WeightSlots& slots);
 
-// Bytes of the matrices of a slot; on a GPU a part of the allocation of their layer.
+// Returns the bytes of the matrices of a slot. On a GPU they are part of their layer's allocation.
 std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target);
-// Bytes that Weights::Load allocates for the result, exactly.
+// Returns exactly the number of bytes that Weights::Load allocates for its result.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 
 // Packed matrices that share their input, and their bias. Their outputs are concatenated.
@@ -143,7 +145,8 @@ struct MoeWeights : MoeTensors<const float*, LinearWeights> {
   std::vector<kernels::LinearGroups> down_groups;
 };
 
-// Weights of norms include NormSpec::weight_offset, so kernels multiply by them as they are.
+// Weights of norms include NormSpec::weight_scale and weight_offset, so kernels multiply by them as
+// they are.
 // Vectors that the spec does not use are null.
 using LayerWeights = LayerTensors<const float*, LinearWeights, MoeWeights>;
 

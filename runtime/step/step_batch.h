@@ -42,10 +42,10 @@ struct StepRow {
 inline constexpr std::uint32_t kMaxBias = 65536 + 4096;
 
 // One token to sample. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
-// `row.sample_in_flight`. The engine sets and owns everything else, including what the pointers
-// refer to. A late sample waits for its mask or its penalties. The engine completes `row` and sets
-// `is_completed` before StepRunner::SampleLate. Late samples without `is_completed` are not
-// computed.
+// `row.sample_in_flight` in a copy of `row`. The engine sets and owns everything else, including
+// what the pointers refer to. A late sample waits for its mask or its penalties. The engine
+// completes `row` and sets `is_completed` before StepRunner::SampleLate. Late samples without
+// `is_completed` are not computed.
 struct StepSample {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
@@ -86,8 +86,9 @@ struct StepBatch {
   std::vector<StepPool> pools;  // only with StepRunner::can_pool(); at most one per batch row
   std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after `clears`
   std::vector<BlockId> clears;
-  std::span<const cache::KvStepInputs> kv;  // one per layer group, or none without rows and pages
-  cache::StateStepInputs states;            // empty if the model has no recurrent layers
+  // One per layer group, or none if the step has no rows, copies and clears.
+  std::span<const cache::KvStepInputs> kv;
+  cache::StateStepInputs states;  // empty if the model has no recurrent layers
 
   // On the CPU, where a step may take long, the runner signals the heartbeat after every layer. May
   // be null.
