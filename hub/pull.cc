@@ -66,7 +66,7 @@ absl::StatusOr<Listing> FetchListing(const PullState& pull, HttpClient* client) 
                       absl::StrCat(pull.settings.endpoint, path, ": ", listing.status().message()));
 }
 
-// Requests the size and hash of a file from the hub if the list of files lacks them.
+// Requests the size and the hash of a file whose entry in the hub's list of files lacks them.
 absl::Status FillDetails(const PullState& pull, absl::string_view commit, HttpClient* client,
                          RepositoryFile* file) {
   const std::string path = FilePath(pull.name.repository, commit, file->name);

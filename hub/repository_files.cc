@@ -41,7 +41,8 @@ constexpr absl::string_view kTopFiles[] = {
     "vocab.json",
 };
 
-// Suffixes of weights that quired does not read, for messages.
+// Suffixes of weight files, for the message about a repository without weights that quired reads.
+// A .safetensors file can have a name that quired does not read.
 constexpr absl::string_view kOtherWeights[] = {".safetensors", ".bin",  ".pth",   ".pt",
                                                ".ckpt",        ".onnx", ".h5",    ".npz",
                                                ".msgpack",     ".nemo", ".tflite"};

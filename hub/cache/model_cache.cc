@@ -483,7 +483,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
 absl::StatusOr<std::int64_t> ModelCache::RemoveUnlinkedBlobs(absl::string_view repository) const {
   const fs::path directory = RepositoryDir(repository);
   std::set<std::string> linked;
-  // A folder that cannot be read may have links to any blob.
+  // If a folder cannot be read, no blob is removed, because the folder may have links to any blob.
   QUIRE_RETURN_IF_ERROR(
       ForEachFile(directory / "snapshots", [&](const fs::path& path) -> absl::Status {
         std::error_code no_link;

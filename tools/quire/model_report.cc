@@ -44,7 +44,8 @@ using nlohmann::ordered_json;
 constexpr absl::string_view kGroups[] = {"embedding",    "attention", "mlp",  "experts", "router",
                                          "layer inputs", "norms",     "head", "other"};
 
-// Returns true if `name` is the tensor `slot` or a part of it.
+// Returns true if `name` is `slot`, a name of models::TensorNames, or a part of it, such as
+// slot + ".weight".
 bool IsPartOf(absl::string_view name, absl::string_view slot) {
   return !slot.empty() && absl::ConsumePrefix(&name, slot) &&
          (name.empty() || name[0] == '.' || name[0] == '_');
@@ -62,7 +63,8 @@ absl::string_view ExpertGroup(const models::TensorNames& names, absl::string_vie
              : "experts";
 }
 
-// Returns the group of the tensors of a block kind. MoE tensors have a prefix of their own.
+// Returns the group of the tensors of a block kind. Returns "" for an MoE block, because LayerGroup
+// finds the group of its tensors.
 absl::string_view BlockGroup(models::BlockKind block) {
   switch (block) {
     case models::BlockKind::kNorms:
