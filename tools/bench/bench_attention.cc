@@ -128,7 +128,7 @@ class Step {
     return values;
   }
 
-  // Stores all tokens of all sequences through KvStore, one position per step.
+  // Stores all tokens of all sequences, with one call of KvStore per layer.
   void Fill(std::uint32_t keys) {
     const std::int64_t columns = std::int64_t{shape_.kv_heads} * shape_.head_size;
     const std::size_t rows = std::size_t{shape_.batch} * keys;

@@ -91,8 +91,8 @@ absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,
 
 void Report(benchmark::State& state, const absl::Status& status) {
   if (status.ok()) return;
-  // The runner of the bundle recognizes these two errors by their first words
-  // (tools/gpu_run/run.py).
+  // tools/gpu_run/run.py recognizes "out of device memory" and "no tensor maps on this device" at
+  // the start of an error.
   const std::string message(status.message());
   state.SkipWithError(absl::IsResourceExhausted(status)
                           ? ("out of device memory: " + message).c_str()

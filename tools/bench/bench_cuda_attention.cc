@@ -198,7 +198,7 @@ absl::Status RulesAttention(benchmark::State& state, Gpu& gpu) {
 void RulesShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"window", "cap", "sinks", "batch", "cached", "rows", "maps"})
       ->UseManualTime();
-  // Longer than any context, so that the work is the same as without a window.
+  // Longer than every context here, so that the work is the same as without a window.
   constexpr std::int64_t kLong = 1 << 20;
   const auto each = [benchmark](std::int64_t batch, std::int64_t cached, std::int64_t rows,
                                 std::int64_t maps) {

@@ -330,8 +330,9 @@ std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
   return offsets;
 }
 
-// Times the products of MoE experts. Each launch uses other experts, so that the cache does not
-// contain their weights. `bytes` is the size of one matrix.
+// Times the products of MoE experts. With fewer rows than experts, successive launches use
+// different experts, so that the cache does not contain their weights. `bytes` is the size of one
+// matrix.
 absl::Status MeasureGroups(benchmark::State& state, Gpu& gpu,
                            const std::vector<PackedLinear>& weights, std::uint32_t rows,
                            double bytes) {

@@ -31,8 +31,8 @@ constexpr LayerShape kSsdLayer{128, 8, 128, 64, false};
 constexpr LayerShape kTinyDeltaLayer{2, 1, 16, 16, true};
 constexpr LayerShape kTinySsdLayer{2, 1, 16, 16, false};
 
-// Sequences with `tokens` new tokens each, which follow a cached token. Every launch uses the
-// states of another layer, so that states are read from device memory as in a model.
+// Sequences with `tokens` new tokens each, which follow one cached token. Successive launches use
+// the states of different layers, so that states are read from device memory as in a model.
 struct DeviceStep {
   static absl::StatusOr<DeviceStep> Create(const Gpu& gpu, std::uint32_t batch,
                                            std::uint32_t tokens, std::int64_t state_bytes) {

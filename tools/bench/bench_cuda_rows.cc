@@ -160,7 +160,8 @@ absl::Status StoreRows(benchmark::State& state, Gpu& gpu) {
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore")->Arg(1)->Arg(4096)->ArgName("rows")->UseManualTime();
 BENCHMARK(Run<StoreRows>)->Name("BM_QkvStore/tiny")->Arg(2)->UseManualTime();
 
-// Arguments: rows, K. Includes the QKV projection before the store. Each launch uses other weights.
+// Arguments: rows, K. Includes the QKV projection before the store. Successive launches
+// use different weights.
 absl::Status ProjectAndStore(benchmark::State& state, Gpu& gpu) {
   const auto batch = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(1));

@@ -117,8 +117,8 @@ void PlainLinear(benchmark::State& state, CpuActivations activations) {
   std::vector<BF16> narrow(dtype == DType::kBF16 ? w.size() : 0);
   for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = BF16::FromFloat(w[i]);
   const void* const source = narrow.empty() ? static_cast<const void*>(w.data()) : narrow.data();
-  // Uses enough matrices in rotation to exceed every cache. Shapes of up to 4 MB stay in the
-  // caches.
+  // Uses enough matrices in rotation to exceed every cache. A matrix of less than 4 MiB has no
+  // copies, so it stays in the caches.
   const std::size_t bytes = std::size_t{n} * k * static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t copies = bytes < (4u << 20) ? 1 : (std::size_t{192} << 20) / bytes + 1;
   std::vector<PackedLinear> weights;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures compile times and masks of other libraries with the output of `bench_constraints --export FILE`.
+"""Measures compile and mask times of other libraries with the output of `bench_constraints --export FILE`.
 
     constraint_peers.py FILE
 

@@ -3,7 +3,7 @@
 
 Copies the CUDA sources and the headers of this tree that they include to FOLDER/quire. Copies the headers of libraries
 that a machine with a CUDA toolkit does not have to FOLDER/include, and the script that compiles the sources to
-FOLDER/rebuild. Includes are read from the dependency files of the build. Exit status 1 for a header of unknown origin.
+FOLDER/rebuild. Includes are read from ninja's record of the build. Exit status 1 for a header of unknown origin.
 """
 
 import pathlib

@@ -113,7 +113,7 @@ void AddText(CLI::App* app, const CommonOptions* common, int* exit_code);
 void AddEvaluate(CLI::App* app, const CommonOptions* common, int* exit_code);
 // models, info, health, stats, requests, config
 void AddInspect(CLI::App* app, const CommonOptions* common, int* exit_code);
-// cancel, abort, drain, resume, flush
+// cancel, abort, drain, resume, reload, flush
 void AddControl(CLI::App* app, const CommonOptions* common, int* exit_code);
 // inspect, plan, make-model
 void AddLocal(CLI::App* app, const CommonOptions* common, int* exit_code);

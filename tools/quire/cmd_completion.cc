@@ -53,8 +53,8 @@ ManualText DescribeQuire() {
           {"Sends requests to a running quired over gRPC and prints the answers. Generated text is "
            "streamed to standard output, other messages go to standard error. An interrupt cancels "
            "the request on the server. Common options can be given before or after the command.",
-           "To enable completion in a shell, run: source <(quire completion bash), the same with "
-           "zsh, or quire completion fish | source."},
+           "To enable completion, run: source <(quire completion bash) in bash, source <(quire "
+           "completion zsh) in zsh, or quire completion fish | source in fish."},
       .lists =
           {{"EXIT STATUS",
             {{"0", "success"},
@@ -114,7 +114,8 @@ bool Write(const std::string& path, const std::string& content) {
 }
 
 int WriteManual(const ManualOptions& options, CliCommand quire) {
-  // The default depends on the sockets of this machine, but the pages are for all machines.
+  // The default of --admin depends on the sockets of this machine, but the pages are for all
+  // machines.
   for (CliOption& option : quire.options) {
     if (option.names == std::vector<std::string>{"--admin"}) option.default_value.clear();
   }

@@ -151,7 +151,7 @@ class TextPrinter {
   std::map<std::int32_t, std::string> texts_;
 };
 
-// Sets the prompt from the file or standard input if an option asks for it.
+// Sets the prompt from the file or standard input if an option names one of them.
 absl::Status ReadPrompt(GenerateOptions* options) {
   const std::string source = options->prompt == "-" ? "-" : options->prompt_file;
   if (!source.empty()) {

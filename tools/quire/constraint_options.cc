@@ -32,12 +32,12 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   CLI::Option* const regex = cmd->add_option_function<std::string>(
       "--regex", [=](const std::string& text) { constraint->set_regex(text); },
       "regular expression that the whole answer must match");
-  CLI::Option* const grammar =
-      AddFileOption(cmd, "--grammar", "file with an EBNF grammar for the answer; it starts at root",
-                    [=](std::string text) {
-                      constraint->set_ebnf_grammar(std::move(text));
-                      return absl::OkStatus();
-                    });
+  CLI::Option* const grammar = AddFileOption(
+      cmd, "--grammar", "file with an EBNF grammar for the answer; its start rule is root",
+      [=](std::string text) {
+        constraint->set_ebnf_grammar(std::move(text));
+        return absl::OkStatus();
+      });
   CLI::Option* const choice =
       cmd->add_option_function<std::vector<std::string>>(
              "--choice",
@@ -50,9 +50,11 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   schema->excludes(regex)->excludes(grammar)->excludes(choice);
   regex->excludes(grammar)->excludes(choice);
   grammar->excludes(choice);
-  // Without a JSON constraint, the server refuses this option with an error that names it.
+  // Without a JSON constraint, the server refuses the white space, with an error that names the
+  // field.
   AddWord(cmd, "--constraint-whitespace",
-          "white space between JSON tokens: bounded or compact (default with --schema)",
+          "white space between JSON tokens: bounded or compact (with --schema, the default is "
+          "compact)",
           {{"bounded", v1::WHITESPACE_POLICY_BOUNDED}, {"compact", v1::WHITESPACE_POLICY_COMPACT}},
           [=](int value) { constraint->set_whitespace(static_cast<v1::WhitespacePolicy>(value)); });
 }
@@ -70,7 +72,7 @@ void AddConstraintStart(CLI::App* cmd, v1::Constraint* constraint) {
 void SetConstraint(const v1::Constraint& constraint, v1::GenerateRequest* request) {
   if (constraint.ByteSizeLong() == 0) return;
   *request->mutable_constraint() = constraint;
-  // White space costs tokens and does not help a reader of a terminal or a script.
+  // White space costs tokens, and neither a person at a terminal nor a script needs it.
   if (constraint.has_json_schema() &&
       constraint.whitespace() == v1::WHITESPACE_POLICY_UNSPECIFIED) {
     request->mutable_constraint()->set_whitespace(v1::WHITESPACE_POLICY_COMPACT);

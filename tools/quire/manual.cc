@@ -10,7 +10,8 @@
 namespace quire::client {
 namespace {
 
-// Escapes characters with a meaning in roff: backslash, hyphen, and some at the start of a line.
+// Escapes the characters of a line that have a meaning in roff: backslashes, hyphens, and a period
+// or an apostrophe at the start.
 std::string Escape(absl::string_view text) {
   std::string escaped = absl::StrReplaceAll(text, {{"\\", "\\e"}, {"-", "\\-"}});
   if (!escaped.empty() && (escaped[0] == '.' || escaped[0] == '\'')) escaped.insert(0, "\\&");

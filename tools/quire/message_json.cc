@@ -25,7 +25,7 @@ constexpr std::int64_t kMaxExactInteger = std::int64_t{1} << 53;
 
 void ConvertMessage(const Descriptor& type, ordered_json* json);
 
-// Converts one value of the field, which is not a list or a map.
+// Converts one value of the field. If the field is a list or a map, this is one of its values.
 void ConvertValue(const FieldDescriptor& field, ordered_json* json) {
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
     ConvertMessage(*field.message_type(), json);
@@ -39,9 +39,9 @@ void ConvertValue(const FieldDescriptor& field, ordered_json* json) {
   }
 }
 
-// Replaces the texts of 64-bit integers, which protobuf quotes, by numbers.
+// Replaces the strings that protobuf writes for int64 values by numbers, up to kMaxExactInteger.
 void ConvertMessage(const Descriptor& type, ordered_json* json) {
-  // Timestamps, durations and JSON values have forms of their own.
+  // Timestamps, durations and JSON values have special JSON forms.
   if (type.file()->package() == "google.protobuf" || !json->is_object()) return;
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);
@@ -75,7 +75,7 @@ std::string EnumWords(const google::protobuf::EnumDescriptor* type, int value) {
   const auto* const known = type->FindValueByNumber(value);
   if (known == nullptr) return absl::StrCat("unknown (", value, ")");
   absl::string_view name = known->name();
-  // The first enumerator is the prefix of all others, followed by UNSPECIFIED.
+  // The name of the first enumerator is the prefix of all names, followed by UNSPECIFIED.
   absl::ConsumePrefix(&name, absl::StripSuffix(type->value(0)->name(), "UNSPECIFIED"));
   return absl::AsciiStrToLower(absl::StrReplaceAll(name, {{"_", " "}}));
 }

@@ -15,11 +15,11 @@ constexpr long kProbeTimeoutMs = 2000;  // NOLINT(google-runtime-int): libcurl r
 constexpr std::size_t kMaxBodyBytes = 64 << 10;
 
 struct ProbeAnswer {
-  std::int64_t status = 0;  // 0: the answer does not begin with an HTTP/1 status line
+  std::int64_t status = 0;  // 0: no answer, or it does not begin with an HTTP/1 status line
   std::string body;         // the first 64 KiB
 };
 
-// Ends the transfer when the body is full.
+// Ends the transfer when the body has kMaxBodyBytes.
 std::size_t OnProbeBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
   std::string& text = *static_cast<std::string*>(body);
   text.append(bytes, std::min(size * count, kMaxBodyBytes - text.size()));

@@ -134,7 +134,7 @@ void PullDisplay::PrintChanges() {
 
 void PullDisplay::Draw() {
   if (drawn_lines_ > 0) {
-    // Moves the cursor to the first bar and clears everything below.
+    // Moves the cursor to the first line of the last Draw and clears the screen from there on.
     std::fprintf(stderr, "\033[%zuA\033[J", drawn_lines_);
     drawn_lines_ = 0;
   }

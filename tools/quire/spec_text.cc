@@ -197,7 +197,7 @@ std::vector<SpecLine> DescribeSpec(const ModelSpec& spec) {
 }
 
 std::string DescribePages(const models::LayerGroups& layers) {
-  std::map<std::uint32_t, std::uint32_t> by_window;  // number of layers
+  std::map<std::uint32_t, std::uint32_t> by_window;  // number of layers of each window
   for (const models::LayerGroup& group : layers.groups) by_window[group.window] += group.num_layers;
   std::vector<std::string> parts;
   for (const auto& [window, count] : by_window) {

@@ -25,7 +25,8 @@ std::string Utf8(std::uint32_t point) {
 }
 
 // Returns the printable character of each byte in a byte-level vocabulary (GPT-2's mapping):
-// printable bytes represent themselves, others are mapped to code points from 256 on.
+// bytes that are printable in Latin-1 are mapped to the code points of the same value, others to
+// code points from 256 on.
 std::vector<std::string> ByteCharacters() {
   std::vector<std::string> characters;
   std::uint32_t next = 256;
@@ -94,7 +95,7 @@ json Tokenizer(const ModelShape& shape) {
             {"merges", json::array()}}}};
 }
 
-// Replaces keys of Llama by those of Qwen3.5, which has no biases and reads rope_theta from
+// Replaces keys of Llama by those of Qwen3.5, which has no key mlp_bias and has rope_theta in
 // rope_parameters.
 void MakeHybrid(const ModelShape& shape, json* config) {
   for (const char* key : {"mlp_bias", "rope_theta", "rope_scaling"}) config->erase(key);

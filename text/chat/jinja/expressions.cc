@@ -12,11 +12,13 @@
 namespace quire::text::jinja {
 namespace {
 
-// Maximum number of open brackets and prefix operators. The limit bounds the recursion of the
-// parser, because each of them adds a fixed number of calls.
-constexpr int kMaxOpenBrackets = 64;
-// Filters such as map pass their arguments on to the filter that they name. This limit therefore
-// bounds how deep such filters nest.
+// Maximum of depth_ in ParseExpression and ParseTarget; ParseUnary allows twice as much. This
+// bounds the recursion of the parser. An open bracket in an expression adds two calls to depth_, so
+// at most 31 brackets can be open. A sign adds one call.
+constexpr int kMaxParseDepth = 64;
+// Maximum number of children of a call, filter or test: the callee or the input, and the positional
+// arguments. Filters such as map pass their arguments on to the filter that they name. This limit
+// therefore bounds how deep such filters nest.
 constexpr std::size_t kMaxArguments = 64;
 
 class DepthGuard {
@@ -92,9 +94,8 @@ absl::Status ExpressionParser::AddChild(Expr* parent, ExprPtr child) const {
 
 absl::StatusOr<ExprPtr> ExpressionParser::ParseExpression(bool with_conditional) {
   const DepthGuard nested(&depth_);
-  if (depth_ > kMaxOpenBrackets) {
-    return ErrorAt(current().position, absl::StrCat("the expression has more than ",
-                                                    kMaxOpenBrackets, " open brackets"));
+  if (depth_ > kMaxParseDepth) {
+    return ErrorAt(current().position, "the expression has too many open brackets");
   }
   return with_conditional ? ParseConditional() : ParseOr();
 }
@@ -165,7 +166,7 @@ ExpressionParser::Result ExpressionParser::ParseNot() {
   return value;
 }
 
-// Consumes a comparison operator and sets `found`. Returns false if there is none.
+// Consumes a comparison operator and sets `*found`. Returns false if there is none.
 bool ExpressionParser::CompareOperator(Operator* found) {
   constexpr std::pair<absl::string_view, Operator> kOperators[] = {
       {"==", Operator::kEqual},     {"!=", Operator::kNotEqual}, {"<", Operator::kLess},
@@ -264,7 +265,7 @@ ExpressionParser::Result ExpressionParser::ParsePower() {
 
 ExpressionParser::Result ExpressionParser::ParseUnary(bool with_filters) {
   const DepthGuard nested(&depth_);
-  if (depth_ > 2 * kMaxOpenBrackets)
+  if (depth_ > 2 * kMaxParseDepth)
     return ErrorAt(current().position, "the expression has too many consecutive signs");
   const Position position = current().position;
   ExprPtr node;
@@ -482,7 +483,7 @@ ExpressionParser::Result ExpressionParser::ParseSubscript(ExprPtr node) {
   return attribute;
 }
 
-// Parses the part after "[": an index or a slice.
+// Parses the part after "[", an index or a slice, and the "]".
 ExpressionParser::Result ExpressionParser::ParseIndex(ExprPtr node, Position position) {
   std::vector<ExprPtr> parts(1);
   bool is_slice = false;
@@ -558,8 +559,7 @@ absl::Status ExpressionParser::ParseArguments(Expr* call) {
 
 absl::StatusOr<Target> ExpressionParser::ParseTarget(bool with_attributes) {
   const DepthGuard nested(&depth_);
-  if (depth_ > kMaxOpenBrackets)
-    return ErrorAt(current().position, "the target is nested too deep");
+  if (depth_ > kMaxParseDepth) return ErrorAt(current().position, "the target is nested too deep");
   std::vector<Target> elements;
   const Position position = current().position;
   bool is_tuple = false;

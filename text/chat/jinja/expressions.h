@@ -110,7 +110,7 @@ class ExpressionParser {
 
   const std::vector<Token>* const tokens_;
   std::size_t at_ = 0;
-  int depth_ = 0;  // number of open brackets and prefix operators
+  int depth_ = 0;  // number of unfinished calls of ParseExpression, ParseUnary and ParseTarget
   std::vector<std::string> names_read_;
   std::vector<Unsupported> unsupported_;
 };

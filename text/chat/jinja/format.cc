@@ -75,7 +75,7 @@ class BraceFormatter {
     absl::string_view spec;
   };
 
-  // Reads the field that starts at `at`, and advances `at` past its closing brace.
+  // Reads the field that starts at `*at`, and advances `*at` past its closing brace.
   static absl::StatusOr<Field> ReadField(absl::string_view format, std::size_t* at) {
     Field field;
     std::size_t end = *at;
@@ -210,7 +210,7 @@ class PercentFormatter {
       : format_(format), value_(value), runtime_(runtime) {
     const bool is_tuple = value.is_sequence() && value.as_sequence()->kind == SequenceKind::kTuple;
     items_ = is_tuple ? value.as_sequence()->items : std::vector<Value>{value};
-    // CPython does not report an unused mapping or list.
+    // CPython does not report a mapping or list that the format does not use.
     may_be_unused_ = value.is_map() || value.is_undefined() || (value.is_sequence() && !is_tuple);
   }
 
@@ -261,7 +261,8 @@ class PercentFormatter {
     return BadFormat(absl::StrCat("the mapping has no key '", name.substr(0, 100), "'"));
   }
 
-  // Reads a number, or an asterisk and then the number from the arguments.
+  // Reads digits and returns their number, or reads an asterisk and returns the next argument.
+  // Returns 0 if there is neither.
   absl::StatusOr<std::int64_t> ReadNumber() {
     if (Skip('*')) {
       QUIRE_ASSIGN_OR_RETURN(const Value item, NextItem());
@@ -405,7 +406,8 @@ class PercentFormatter {
 
 absl::StatusOr<std::string> FormatBraces(absl::string_view format, const Arguments& arguments,
                                          Runtime& runtime) {
-  // Python allows fields inside specs, but no further nesting.
+  // Python allows fields inside specs, but no further nesting. The third level is for the specs of
+  // these fields, which may have no fields.
   constexpr int kLevels = 3;
   return BraceFormatter(arguments, runtime).Format(format, kLevels);
 }

@@ -42,7 +42,7 @@ class SpecReader {
  public:
   explicit SpecReader(absl::string_view text) : characters_(Characters(text)) {}
 
-  // `default_align` is the default of the value's type.
+  // `default_align` is the alignment for the value's type if the spec has none.
   absl::StatusOr<Spec> Read(char default_align) {
     Spec spec;
     ReadAlign(&spec);
@@ -158,8 +158,8 @@ absl::StatusOr<std::string> FormatString(const Value& value, const Spec& spec) {
   return PadText(text, spec.width, spec.align, spec.fill);
 }
 
-// Returns the digits with separators. As in CPython, leading zeros up to `min_width` characters are
-// grouped too.
+// Returns the digits with separators. As in CPython, leading zeros are added until the result has
+// at least `min_width` characters, and they are grouped too.
 std::string GroupDigits(absl::string_view digits, std::int64_t min_width, const Spec& spec) {
   const bool is_binary =
       !spec.type.empty() && absl::string_view("boxX").find(spec.type) != absl::string_view::npos;

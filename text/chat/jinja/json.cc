@@ -15,7 +15,7 @@
 namespace quire::text::jinja {
 namespace {
 
-// Builds a value from parser events. Returning false stops the parser.
+// Builds a value from parser events. A handler that returns false stops the parser.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Builder(const TextHook& text, JsonBudget* budget)

@@ -126,14 +126,16 @@ Result SplitLines(const Call& call) {
   return MakeTextList(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
 }
 
-// The part of the text between the `start` and `end` arguments of find, count and endswith.
+// The part of the text that the arguments `start` and `end` of startswith, endswith and the methods
+// of Search select.
 struct Window {
   absl::string_view text;
-  std::int64_t begin = 0;  // number of characters before it
-  bool is_valid = true;    // false: start is after the end, so nothing is found
+  std::int64_t begin = 0;  // number of characters before this part
+  // False if `start` is after `end` or after the end of the text, so that nothing is found.
+  bool is_valid = true;
 };
 
-// Absent and none arguments select the whole text.
+// An absent or none `start` is the start of the text, and such an `end` is the end of the text.
 absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& start,
                                 const std::optional<Value>& end) {
   const auto is_given = [](const std::optional<Value>& value) {
@@ -307,7 +309,7 @@ absl::StatusOr<Value> CodeOf(const Value& key) {
   return absl::InvalidArgumentError("keys of maketrans must be integers or single characters");
 }
 
-// Returns a mapping from code points to replacements for translate.
+// Returns a table for translate: a mapping from code points to replacements.
 Result MakeTrans(const Call& call) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, call.Bind({"x", "y", "z"}));
   if (!bound[0]) return absl::InvalidArgumentError("maketrans needs an argument");

@@ -21,7 +21,7 @@ absl::StatusOr<Value> OneArgument(const Arguments& arguments) {
   return *bound[0];
 }
 
-// A test of the type of a value.
+// A test without arguments whose result depends only on the value.
 template <bool (*is)(const Value&)>
 Answer TestValue(Runtime&, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
@@ -61,7 +61,8 @@ Answer TextOfClass(Runtime& runtime, const Value& value, const Arguments& argume
   return AllOfClass(text, wanted);
 }
 
-// Tests identity: containers and objects must be the same one, not just equal.
+// Tests identity: containers and objects must be the same one, not just equal. Other values must
+// have the same kind and be equal.
 Answer SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value other, OneArgument(arguments));
   if (value.kind() != other.kind()) return false;

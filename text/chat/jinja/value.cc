@@ -133,7 +133,8 @@ absl::Status AppendObject(const Object& object, int depth, ReprOutput& out) {
 
 absl::Status AppendRepr(const Value& value, int depth, ReprOutput& out) {
   if (depth > kMaxPrintDepth) {
-    return absl::InvalidArgumentError("a value that contains itself cannot be printed");
+    return absl::InvalidArgumentError(
+        "a value that contains itself, or is nested too deep, cannot be printed");
   }
   if (out.text.size() > out.max_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("a value prints as more than ", out.max_bytes,
