@@ -69,8 +69,8 @@ class FiniteProof {
   struct Row {
     std::uint32_t proven_tokens = 0;
     // The logits of the first `adoption_step` steps prove only the row's tokens before
-    // `adopted_from`, because pages from there on were replaced by pages without proof after these steps
-    // were launched. adoption_step is 0 if no page was replaced.
+    // `adopted_from`, because pages from there on were replaced by pages without proof after these
+    // steps were launched. adoption_step is 0 if no page was replaced.
     std::uint32_t adopted_from = 0;
     std::uint64_t adoption_step = 0;
   };

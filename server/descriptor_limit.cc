@@ -61,8 +61,9 @@ void LogDescriptorLimit(const RaisedDescriptorLimit& limit) {
         "server", "cannot raise the limit of open files",
         {{"soft", limit.from}, {"hard", limit.to}, {"error", std::strerror(limit.raise_error)}});
   }
-  if (limit.to == limit.from) return;
-  log::Info("server", "limit of open files raised", {{"from", limit.from}, {"to", limit.to}});
+  if (limit.to != limit.from) {
+    log::Info("server", "limit of open files raised", {{"from", limit.from}, {"to", limit.to}});
+  }
   if (limit.table_error != 0) {
     log::Warn("server", "cannot enlarge the descriptor table",
               {{"error", std::strerror(limit.table_error)}});

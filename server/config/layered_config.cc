@@ -37,10 +37,14 @@ constexpr absl::string_view kPrefix = "QUIRE__";
 // "__", because its author has probably misspelled kPrefix.
 constexpr absl::string_view kShortPrefix = "QUIRE_";
 
-// Returns the path of the file of a profile. A name that contains a slash or ends with ".yaml" is a
-// path. The file of any other name is searched in `dirs`.
+// Returns true if a profile is given by the path of its file instead of by a name.
+bool IsPath(const std::string& profile) {
+  return absl::StrContains(profile, "/") || absl::EndsWith(profile, ".yaml");
+}
+
+// Returns the path of the file of a profile. If the profile is given by a name, searches `dirs`.
 std::string FindProfile(const std::string& profile, const std::vector<std::string>& dirs) {
-  if (absl::StrContains(profile, "/") || absl::EndsWith(profile, ".yaml")) return profile;
+  if (IsPath(profile)) return profile;
   std::string path;
   for (const std::string& dir : dirs) {
     path = absl::StrCat(dir, "/", profile, ".yaml");
@@ -98,9 +102,14 @@ bool ApplyProfile(const std::string& profile, const ConfigSources& sources, Mess
   const std::string path = FindProfile(profile, sources.profile_dirs);
   const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFileBytes);
   if (!text.ok()) {
-    errors->push_back(absl::StrCat(
-        "profile \"", profile, "\": ", text.status().message(), "; searched in ",
-        sources.profile_dirs.empty() ? "no directory" : absl::StrJoin(sources.profile_dirs, ", ")));
+    const std::string searched =
+        IsPath(profile)
+            ? ""
+            : absl::StrCat("; searched in ", sources.profile_dirs.empty()
+                                                 ? "no directory"
+                                                 : absl::StrJoin(sources.profile_dirs, ", "));
+    errors->push_back(
+        absl::StrCat("profile \"", profile, "\": ", text.status().message(), searched));
     return false;
   }
   const bool is_complete = ReadYaml(*text, path, config, origins, errors);

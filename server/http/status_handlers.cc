@@ -122,8 +122,7 @@ HttpAnswer StatusAnswer(const StatusSources& sources, const HttpRequest& request
             .body = "without authentication the status is shown on loopback addresses only\n"};
   }
   return {.content_type = "application/json",
-          .body = StatusJson(sources, sources.state->model(), MonotonicNow()),
-          .headers = {{"Cache-Control", "no-store"}}};
+          .body = StatusJson(sources, sources.state->model(), MonotonicNow())};
 }
 
 // Returns the page with its style sheet and scripts inside.
@@ -152,8 +151,7 @@ std::string MakePage() {
 HttpAnswer PageAnswer(const std::string& page) {
   return {.content_type = "text/html; charset=utf-8",
           .body = page,
-          .headers = {{"Cache-Control", "no-cache"},
-                      {"Content-Security-Policy",
+          .headers = {{"Content-Security-Policy",
                        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
                        "connect-src *; img-src data:; base-uri 'none'; form-action 'none'; "
                        "frame-ancestors 'none'"},

@@ -217,7 +217,7 @@ class VllmService::Impl final : public RawService {
     QUIRE_ASSIGN_OR_RETURN(const ServedModel* served, context_.state->ModelOrError());
     const ModelDescription& model = served->description;
     response->set_model_path(description_.model_path);
-    response->set_is_generation(true);
+    response->set_is_generation(model.has_head);
     response->set_max_context_length(static_cast<std::uint32_t>(model.max_context_tokens));
     response->set_vocab_size(static_cast<std::uint32_t>(model.vocab_size));
     response->set_served_model_name(served->id());

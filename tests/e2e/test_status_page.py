@@ -63,6 +63,12 @@ def fetch(daemon, path):
         return answer.read().decode()
 
 
+def test_no_answer_is_cached(daemon):
+    for path in ("/", "/status.json", "/metrics"):
+        with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=10) as answer:
+            assert answer.headers.get_all("Cache-Control") == ["no-store"], path
+
+
 def pages_by_state(daemon):
     text = fetch(daemon, "/metrics")
     return {

@@ -25,6 +25,7 @@ namespace {
 
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -90,7 +91,9 @@ TEST_F(LayeredConfigTest, RejectsUnknownVariablesFilesAndProfiles) {
   EXPECT_EQ(Load({.files = {dir_ + "/none.yaml"}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("/none.yaml cannot be read: No such file"));
   EXPECT_EQ(Load({.sets = {"profile=none"}, .profile_dirs = {dir_}}), nullptr);
-  EXPECT_THAT(errors_[0], HasSubstr("profile \"none\""));
+  EXPECT_THAT(errors_[0], AllOf(HasSubstr("profile \"none\""), HasSubstr("; searched in ")));
+  EXPECT_EQ(Load({.sets = {"profile=./none.yaml"}, .profile_dirs = {dir_}}), nullptr);
+  EXPECT_THAT(errors_[0], Not(HasSubstr("searched in")));
   EXPECT_EQ(Load({.sets = {"limits.max_choices"}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("write PATH=VALUE"));
 }
