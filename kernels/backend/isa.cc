@@ -68,8 +68,7 @@ bool Always() {
   return true;
 }
 
-// Levels in the order of CpuLevel, best first. A CPU that supports a level may also use the levels
-// after it.
+// Levels in the order of CpuLevel, best first.
 constexpr std::array<IsaLevel, kNumCpuLevels> kLevels = {{
     {"amx", HWY_AVX3, HasAmx, RequestTiles},
     {"avx512_vnni", HWY_AVX3, HasVnni},
