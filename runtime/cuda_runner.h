@@ -74,7 +74,8 @@ class CudaRunner : public StepRunner {
   // must not be destroyed. REQUIRES: no step has run, and no page holds tokens.
   absl::Status CheckKernels(absl::Duration limit, SelfCheckReport* report);
   // Makes Run and Collect return DEADLINE_EXCEEDED if they wait for the device after `deadline`.
-  // The runner must not be destroyed then. InfiniteFuture, the default, removes the limit.
+  // After that error the runner must not be destroyed. With InfiniteFuture, the default, waiting
+  // has no limit.
   void LimitWaits(absl::Time deadline);
 
   // All state slots, in device memory.

@@ -27,8 +27,8 @@ bool IsFinite(const StepResult& result) {
   return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
 }
 
-// Tokens [begin, end) of the sequence, computed for a row whose pages contain the tokens before
-// `begin`.
+// Tokens [begin, end) of the sequence that the steps compute, for a row whose pages contain the
+// tokens before `begin`.
 struct Part {
   BatchRow row;
   std::uint32_t begin = 0, end = 0;
@@ -48,7 +48,7 @@ class StepComparison {
         limit_(steps.activation == DType::kBF16 ? 0.1 : 1e-3) {}
 
   absl::Status Run();
-  // The comparison that runs, in words.
+  // Returns what the current comparison compares, in the form of a message.
   const std::string& shape() const { return shape_; }
 
  private:
@@ -65,8 +65,8 @@ class StepComparison {
   const FirstSteps& steps_;
   std::vector<kernels::KernelCheck>* const checks_;
   const std::uint32_t prompt_;  // tokens of the prompt, which one token follows
-  const bool has_choices_;      // of experts, or of keys by an indexer
-  const double limit_;          // of the error between prompt and generated tokens
+  const bool has_choices_;      // the model chooses experts, or keys by an indexer
+  const double limit_;          // of the error of a generated token against one in a prompt
   std::string shape_;
 };
 

@@ -30,7 +30,7 @@ struct FirstSteps {
   cache::CacheManager* cache;  // no row of it has pages
   StepRunner* runner;
   const models::ModelSpec* spec;
-  // Used by CompareSteps only.
+  // The members below are used by CompareSteps only.
   std::uint32_t max_rows;
   std::uint32_t max_step_tokens;
   std::uint32_t max_context_tokens;

@@ -221,9 +221,10 @@ absl::Status ModelStack::CompareFirstSteps(const FirstSteps& steps,
   if (!status.ok()) {
     status = absl::Status(status.code(), absl::StrCat("steps, one token: ", status.message()));
   } else if (backend.cuda()->determinism == kernels::Determinism::kFast) {
-    compared->push_back({.kernel = "steps",
-                         .shape = "all",
-                         .skipped = "engine.determinism is fast, so bits depend on the step"});
+    compared->push_back(
+        {.kernel = "steps",
+         .shape = "all",
+         .skipped = "engine.determinism is fast, so the logits of a token may depend on its step"});
   } else {
     status = CompareSteps(steps, compared);
   }

@@ -94,7 +94,8 @@ class ModelStack {
   absl::Status CheckKernels(std::vector<kernels::KernelCheck>* checks);
   absl::Status RunFirstSteps(const RuntimeOptions& options,
                              std::vector<kernels::KernelCheck>* checks);
-  // Compares the first steps of a GPU, and reports errors like CheckKernels.
+  // Runs and compares the first steps on a GPU. Errors have the form that CheckError describes,
+  // except for logits that are not finite.
   absl::Status CompareFirstSteps(const FirstSteps& steps,
                                  std::vector<kernels::KernelCheck>* compared);
   cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;

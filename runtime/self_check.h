@@ -8,17 +8,19 @@
 // twice; both runs must agree in every bit.
 //
 //   products   the model's own packed matrices, one of each kind, at 1 to 512 rows, against the
-//              scalar kernel or the host by norm; each row against the same row computed alone
+//              scalar kernel or the host by relative error; each row against the same row computed
+//              alone
 //   attention  random K and V in pages of the pool, lengths around 64, 512 and 2048, against the
 //              scalar kernel, or against the CPU with f32 activations; decode kernels of compute
 //              capability 9.0 over unquantized K and V against the portable kernel, bit for bit
 //   selection  store, scores and selection of an indexer, and attention over the selected keys,
 //              against the CPU; scores and keys bit for bit
 //   others     embedding, KV store (the first pages) and sampler against the CPU, bit for bit;
-//              norm, rope and gate by norm
+//              norm, rope and gate against the CPU by relative error
 //
 // Kernels that fuse several ops, the router, recurrent layers, the step inputs and captured graphs
-// are compared by CompareSteps (first_steps.h), but only with themselves.
+// are not compared with references. CompareSteps (first_steps.h) compares steps that run them with
+// one another.
 //
 // Place:      called by CudaRunner, which lends its buffers; reported by ModelStack.
 // Invariants: allocates no device memory. The pages that it wrote are zero afterwards.
@@ -91,9 +93,10 @@ struct SelfCheckWork {
 absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
                        const kernels::Backend& backend);
 
-// Adds to an error of the device or of memory during the check that the check failed, and the
-// remedy. Returns DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, which has a remedy already, with their
-// codes, others as FAILED_PRECONDITION. The message of `status` begins with kernel and shape.
+// Returns what the check reports for `status`, an error of the device or of memory whose message
+// begins with kernel and shape. The name of the check is added before the message and the remedy
+// after it. DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED keep their codes; other errors become
+// FAILED_PRECONDITION. RESOURCE_EXHAUSTED contains its remedy already, so none is added.
 absl::Status CheckError(const absl::Status& status, const kernels::Backend& backend);
 
 struct SelfCheckReport {

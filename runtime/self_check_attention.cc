@@ -106,7 +106,7 @@ struct Sequence {
   std::uint32_t shift = 0;   // page i of the sequence is page 1 + (i + shift) % pages of the pool
 };
 
-// Returns the number of keys of each row of a launch, summed over the rows.
+// Returns the number of keys up to the position of each row of a launch, summed over the rows.
 double KeysOf(std::span<const Sequence> sequences) {
   double keys = 0;
   for (const Sequence& sequence : sequences) {

@@ -62,9 +62,9 @@ class SelfCheckContext {
   absl::Status Repeat(void* to, const void* rows, std::uint32_t count, std::int64_t row_bytes,
                       std::uint32_t begin, std::uint32_t end);
 
-  // Names the comparison that runs next. An error before the next call is reported with its name.
+  // Names the comparison that runs next. Errors until the next call are reported with these names.
   void Begin(std::string kernel, std::string shape);
-  // The names of the last Begin, as in a message.
+  // Returns kernel and shape of the last Begin in the form of a message.
   const std::string& current() const { return current_; }
   // Reports a comparison. Sets the fault if there is none and the error exceeds the limit.
   void Add(kernels::KernelCheck check);

@@ -86,8 +86,8 @@ struct EmbeddingTable {
   float scale;
 };
 
-// Looks up kPatterns tokens, the first and the last one of the vocabulary included. The CPU looks
-// them up in a copy of their rows.
+// Looks up kPatterns tokens, spread from the first to the last one of the vocabulary. If fewer rows
+// fit, it looks up only the first of these tokens. The CPU looks them up in a copy of their rows.
 absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& cpu,
                             const EmbeddingTable& table) {
   context->Free();
