@@ -65,8 +65,8 @@ constexpr ReasonRow kReasons[] = {
      ErrorDetail::kRetryInfo, "the device or the engine has failed, and the process is exiting"},
     {Reason::kChatTemplateMissing, "CHAT_TEMPLATE_MISSING", StatusCode::kFailedPrecondition, 400,
      Retry::kNo, ErrorDetail::kPrecondition,
-     "no chat template is usable, has this name, or prints the tools; the message gives the "
-     "cause"},
+     "the model has no usable chat template, none with this name, or none that prints the tools; "
+     "the message gives the cause"},
     {Reason::kNotIdle, "NOT_IDLE", StatusCode::kFailedPrecondition, 409, Retry::kNo,
      ErrorDetail::kPrecondition, "the call requires an idle server, but requests are live"},
     {Reason::kShuttingDown, "SHUTTING_DOWN", StatusCode::kFailedPrecondition, 409, Retry::kNo,
@@ -109,7 +109,8 @@ constexpr ReasonRow kReasons[] = {
      Retry::kNo, ErrorDetail::kNone,
      "a browser sent the request from an origin that is not allowed"},
     {Reason::kHostNotAllowed, "HOST_NOT_ALLOWED", StatusCode::kPermissionDenied, 403, Retry::kNo,
-     ErrorDetail::kNone, "a browser used another host name for a server without authentication"},
+     ErrorDetail::kNone,
+     "the server has no authentication, and the `Host` header is not an IP address or localhost"},
     {Reason::kDeviceLost, "DEVICE_LOST", StatusCode::kInternal, 500, Retry::kOtherServer,
      ErrorDetail::kNone, "the device no longer responds"},
     {Reason::kEngineDied, "ENGINE_DIED", StatusCode::kInternal, 500, Retry::kOtherServer,
