@@ -69,7 +69,7 @@ class Encoder {
   absl::Status EncodeSegment(absl::string_view raw, std::int32_t offset, Call& call) const;
   absl::Status EncodeNormalized(AlignedText text, Call& call) const;
 
-  // Pooled scratch memory is bound to the address of the model, which must survive a move.
+  // Pooled scratch memory is bound to the address of the model, which a move must not change.
   std::unique_ptr<const EncoderParts> parts_;
   std::int64_t cache_entries_;
   std::unique_ptr<ScratchPool> pool_;

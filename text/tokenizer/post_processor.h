@@ -45,7 +45,7 @@ class PostProcessor {
                        const std::function<bool(std::int32_t)>& is_known);
   absl::Status AddTemplate(const formats::JsonValue& config,
                            const std::function<bool(std::int32_t)>& is_known);
-  // Validates `key` (single or pair) and returns its items.
+  // Validates the template under `key`, "single" or "pair", and returns its items.
   static absl::StatusOr<std::vector<Item>> ReadTemplate(const formats::JsonValue& config,
                                                         absl::string_view key,
                                                         const SpecialTokens& special);

@@ -141,7 +141,7 @@ class PythonParser {
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kStart;
-  bool has_calls_ = false;  // the bracket is known to be a list of calls
+  bool has_calls_ = false;  // the bracket is known to begin a list of calls
   BufferedMarkup markup_;
   // The bracket and white space before the first call; in kAfterCall, white space after buffered_.
   std::string prefix_;

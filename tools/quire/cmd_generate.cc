@@ -151,7 +151,8 @@ class TextPrinter {
   std::map<std::int32_t, std::string> texts_;
 };
 
-// Sets the prompt from the file or standard input if an option names one of them.
+// Reads the prompt from a file or standard input if the options name one. Returns an error if there
+// is no prompt.
 absl::Status ReadPrompt(GenerateOptions* options) {
   const std::string source = options->prompt == "-" ? "-" : options->prompt_file;
   if (!source.empty()) {

@@ -32,7 +32,8 @@ struct NumberText {
 
 // Formats the value in base 2, 8, 10 or 16.
 NumberText IntegerText(std::int64_t value, int base, bool is_upper);
-// `type` is one of e, f, g and their upper cases. REQUIRES: precision is within the text limit.
+// `type` is one of e, f, g and their upper cases, or r for a spec without a type. With r, a
+// negative precision means that none is given. REQUIRES: precision is within the text limit.
 NumberText FloatTextAs(double value, char type, std::int64_t precision, bool is_alternate);
 
 // Pads to `width` characters with `fill`, one character. Align is one of "<", ">" and "^".

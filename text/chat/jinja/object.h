@@ -26,8 +26,8 @@ namespace quire::text::jinja {
 class Runtime;  // runtime.h
 
 // Iterates over anything that Python can iterate over: elements, the keys of a map, the characters
-// of a string. Undefined and a default-constructed Iteration have no elements. Reading elements of
-// a one-shot iterator consumes them for every user of that iterator.
+// of a string. An undefined value has no elements, and neither has a default-constructed Iteration.
+// Reading elements of a one-shot iterator consumes them for every user of that iterator.
 class Iteration {
  public:
   // Returns INVALID_ARGUMENT for values that cannot be iterated over.

@@ -87,8 +87,8 @@ class Runtime {
 };
 
 // Assigns arguments to the parameters `names`. The result has one entry per parameter, nullopt
-// where the call passed no argument. Returns INVALID_ARGUMENT, with `callee`, for unknown or
-// duplicate arguments, or too many.
+// where the call passed no argument. Returns INVALID_ARGUMENT, with a message that contains
+// `callee`, for unknown or duplicate arguments, or too many.
 absl::StatusOr<std::vector<std::optional<Value>>> BindArguments(
     absl::string_view callee, const Arguments& arguments,
     const std::vector<absl::string_view>& names);

@@ -2,7 +2,7 @@
 
 // The tests of templates, which follow `is`.
 //
-// Place:      between values and the parser, which rejects unknown names.
+// Place:      between values and the parser, which looks up names.
 // Threads:    the table is constant.
 // Source:     documentation of jinja2 3.1, "List of Builtin Tests".
 

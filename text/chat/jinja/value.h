@@ -5,9 +5,11 @@
 //
 // Place:      bottom of the template engine.
 // Invariants: strings are UTF-8. Sequences and maps in a Value are immutable, except for the
-//             position of a one-shot iterator. Values therefore have no cycles, and nesting is at
-//             most kMaxValueDepth. Integers have 64 bits; overflow is an error.
-// Threads:    values without one-shot iterators and objects may be shared between threads.
+//             position of a one-shot iterator. Only objects can therefore close a cycle, and
+//             without objects nesting is at most kMaxValueDepth. Integers have 64 bits; overflow is
+//             an error.
+// Threads:    a value may be shared between threads if it contains no one-shot iterator and no
+//             object.
 // Lifetime:   an Object belongs to the rendering that created it; everything else is reference
 //             counted.
 // Source:     the observed behaviour of jinja2 3.1.6 on CPython 3.11.
@@ -145,8 +147,9 @@ struct Map {
   std::int64_t weight = 1;                              // the result of WeightOf
 };
 
-// Returns the same string for equal keys and different strings for different keys. Returns
-// INVALID_ARGUMENT for values that cannot be keys.
+// Returns the same string for equal keys, except for an integer and an equal float of magnitude
+// 9e18 or more, and different strings for different keys. Returns INVALID_ARGUMENT for values that
+// cannot be keys.
 absl::StatusOr<std::string> HashKey(const Value& key);
 
 // Returns INVALID_ARGUMENT when the nesting would exceed kMaxValueDepth.
