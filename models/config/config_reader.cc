@@ -44,8 +44,9 @@ absl::Status ConfigReader::Error(absl::string_view key, absl::string_view proble
 }
 
 absl::Status ConfigReader::Unsupported(absl::string_view key, absl::string_view reason) const {
-  return absl::UnimplementedError(
-      absl::StrCat(label_, ": ", PathOf(key), " ", ValueText(key), " is not supported ", reason));
+  return absl::UnimplementedError(absl::StrCat(label_, ": ", PathOf(key), " ", ValueText(key),
+                                               " is not supported", reason.empty() ? "" : " ",
+                                               reason));
 }
 
 absl::StatusOr<std::uint32_t> ConfigReader::Count(absl::string_view key, std::uint32_t low,

@@ -63,8 +63,7 @@ v1::GenerateRequest MakeRequest(int number, std::int32_t vocab) {
   Numbers numbers(number);
   v1::GenerateRequest request;
   v1::TokenIds* const prompt = request.mutable_token_ids();
-  // Half of the requests begin with one of four prefixes, each a page of 64 tokens and a part of
-  // one.
+  // Half of the requests begin with one of four prefixes: a page of 64 tokens and 16 tokens more.
   const std::int32_t prefix = numbers.Below(8);
   if (prefix < 4) AppendTokens(Numbers(1'000'000 + prefix), 80, vocab, prompt);
   AppendTokens(Numbers(2'000'000 + number), 1 + numbers.Below(48), vocab, prompt);
