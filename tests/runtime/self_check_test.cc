@@ -53,34 +53,30 @@
 
 namespace quire::kernels::internal {
 
-// The kernels without a fault.
-absl::Status RealLinear(const CudaContext& context, const LinearParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal20LinearTensorCoreCudaERKNS0_11CudaContextERKNS0_"
-    "12LinearParamsE");
-absl::StatusOr<bool> RealLinearSm90(const CudaContext& context, const LinearParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal14LinearSm90CudaERKNS0_11CudaContextERKNS0_12LinearParamsE");
-absl::Status RealAttention(const CudaContext& context, const AttentionParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal18PagedAttentionCudaERKNS0_11CudaContextERKNS0_"
-    "15AttentionParamsE");
-absl::Status RealQkvStore(const CudaContext& context, const QkvStoreParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal12QkvStoreCudaERKNS0_11CudaContextERKNS0_14QkvStoreParamsE");
-absl::Status RealNorm(const CudaContext& context, const RmsNormParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal11RmsNormCudaERKNS0_11CudaContextERKNS0_13RmsNormParamsE");
-absl::Status RealGate(const CudaContext& context, const GatedProductParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal16GatedProductCudaERKNS0_11CudaContextERKNS0_"
-    "18GatedProductParamsE");
-absl::Status RealEmbedding(const CudaContext& context, const EmbeddingParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal13EmbeddingCudaERKNS0_11CudaContextERKNS0_"
-    "15EmbeddingParamsE");
-absl::Status RealIndexStore(const CudaContext& context, const IndexStoreParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal14IndexStoreCudaERKNS0_11CudaContextERKNS0_"
-    "16IndexStoreParamsE");
-absl::Status RealIndexScore(const CudaContext& context, const IndexScoreParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal14IndexScoreCudaERKNS0_11CudaContextERKNS0_"
-    "16IndexScoreParamsE");
-absl::Status RealSelect(const CudaContext& context, const SelectTopKParams& params) __asm__(
-    "__real__ZN5quire7kernels8internal14SelectTopKCudaERKNS0_11CudaContextERKNS0_"
-    "16SelectTopKParamsE");
+// Declares the function without a fault and the one that the linker calls instead. The last two
+// arguments are the mangled names of the function and of its parameters.
+#define QUIRE_INJECTABLE(result, name, type, function, params)                                \
+  result Real##name(const CudaContext& context, const type& params_) __asm__(                 \
+      "__real__ZN5quire7kernels8internal" function "ERKNS0_11CudaContextERKNS0_" params "E"); \
+  result Wrap##name(const CudaContext& context, const type& params_) __asm__(                 \
+      "__wrap__ZN5quire7kernels8internal" function "ERKNS0_11CudaContextERKNS0_" params "E")
+
+QUIRE_INJECTABLE(absl::Status, Linear, LinearParams, "20LinearTensorCoreCuda", "12LinearParams");
+QUIRE_INJECTABLE(absl::StatusOr<bool>, LinearSm90, LinearParams, "14LinearSm90Cuda",
+                 "12LinearParams");
+QUIRE_INJECTABLE(absl::Status, Attention, AttentionParams, "18PagedAttentionCuda",
+                 "15AttentionParams");
+QUIRE_INJECTABLE(absl::Status, QkvStore, QkvStoreParams, "12QkvStoreCuda", "14QkvStoreParams");
+QUIRE_INJECTABLE(absl::Status, Norm, RmsNormParams, "11RmsNormCuda", "13RmsNormParams");
+QUIRE_INJECTABLE(absl::Status, Gate, GatedProductParams, "16GatedProductCuda",
+                 "18GatedProductParams");
+QUIRE_INJECTABLE(absl::Status, Embedding, EmbeddingParams, "13EmbeddingCuda", "15EmbeddingParams");
+QUIRE_INJECTABLE(absl::Status, IndexStore, IndexStoreParams, "14IndexStoreCuda",
+                 "16IndexStoreParams");
+QUIRE_INJECTABLE(absl::Status, IndexScore, IndexScoreParams, "14IndexScoreCuda",
+                 "16IndexScoreParams");
+QUIRE_INJECTABLE(absl::Status, Select, SelectTopKParams, "14SelectTopKCuda", "16SelectTopKParams");
+
 // A copy of the kernel without a barrier (tests/kernels/planted).
 absl::Status LinearTensorCoreCudaStageNotWhole(const CudaContext& context,
                                                const LinearParams& params);
@@ -123,36 +119,6 @@ LinearParams RowsOf(const LinearParams& params, std::uint32_t first, std::uint32
 }
 
 }  // namespace
-
-// The functions that the linker calls instead.
-absl::Status WrapLinear(const CudaContext& context, const LinearParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal20LinearTensorCoreCudaERKNS0_11CudaContextERKNS0_"
-    "12LinearParamsE");
-absl::StatusOr<bool> WrapLinearSm90(const CudaContext& context, const LinearParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal14LinearSm90CudaERKNS0_11CudaContextERKNS0_12LinearParamsE");
-absl::Status WrapAttention(const CudaContext& context, const AttentionParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal18PagedAttentionCudaERKNS0_11CudaContextERKNS0_"
-    "15AttentionParamsE");
-absl::Status WrapQkvStore(const CudaContext& context, const QkvStoreParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal12QkvStoreCudaERKNS0_11CudaContextERKNS0_14QkvStoreParamsE");
-absl::Status WrapNorm(const CudaContext& context, const RmsNormParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal11RmsNormCudaERKNS0_11CudaContextERKNS0_13RmsNormParamsE");
-absl::Status WrapGate(const CudaContext& context, const GatedProductParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal16GatedProductCudaERKNS0_11CudaContextERKNS0_"
-    "18GatedProductParamsE");
-absl::Status WrapEmbedding(const CudaContext& context, const EmbeddingParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal13EmbeddingCudaERKNS0_11CudaContextERKNS0_"
-    "15EmbeddingParamsE");
-
-absl::Status WrapIndexStore(const CudaContext& context, const IndexStoreParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal14IndexStoreCudaERKNS0_11CudaContextERKNS0_"
-    "16IndexStoreParamsE");
-absl::Status WrapIndexScore(const CudaContext& context, const IndexScoreParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal14IndexScoreCudaERKNS0_11CudaContextERKNS0_"
-    "16IndexScoreParamsE");
-absl::Status WrapSelect(const CudaContext& context, const SelectTopKParams& params) __asm__(
-    "__wrap__ZN5quire7kernels8internal14SelectTopKCudaERKNS0_11CudaContextERKNS0_"
-    "16SelectTopKParamsE");
 
 absl::Status WrapLinear(const CudaContext& context, const LinearParams& params) {
   const std::uint32_t rows = params.num_rows;

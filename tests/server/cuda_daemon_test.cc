@@ -234,8 +234,8 @@ class CudaDaemonTest : public ::testing::Test {
   const testing::TempDir dir_;
 };
 
-// A model of the fixtures in f32. tests/deploy/test_gpu.py serves the embedded model, whose
-// self-check takes the emulator 8 s.
+// A small model in f32. The embedded model takes the emulator several seconds
+// (tests/deploy/test_gpu.py).
 std::vector<std::string> SmallModel(std::vector<std::string> sets) {
   sets.push_back(absl::StrCat("model.path=", paths::TestData("models/llama-mha-f32")));
   sets.push_back("kv_cache.dtype=f32");
