@@ -8,6 +8,7 @@ read only where `$schema` says so carry it.
 """
 
 import json
+import lzma
 import pathlib
 import shutil
 import sys
@@ -28,7 +29,7 @@ def main(suite):
                 instances = [[test["data"], test["valid"]] for test in group["tests"]]
                 case = [str(path.relative_to(suite / "tests")), group["description"], schema, instances]
                 lines.append(json.dumps(case, separators=(",", ":")) + "\n")
-    (HERE / "cases.jsonl").write_text("".join(lines))
+    (HERE / "cases.jsonl.xz").write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
     shutil.copyfile(suite / "LICENSE", HERE / "LICENSE")
 
 
