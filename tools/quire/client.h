@@ -34,9 +34,11 @@ inline constexpr int kCannotConnect = 3;
 // The code that shells use for SIGINT.
 inline constexpr int kInterrupted = 130;
 
-// Returns the default path of quired's admin socket (docs/config.md, server.admin.listen), in the
-// first directory that contains it: /run/quire, $XDG_RUNTIME_DIR/quire, or quire-UID in the
-// temporary directory. `port_offset` is the --port-offset of the daemon.
+// Returns the default path of quired's admin socket (docs/config.md, server.admin.listen). This is
+// in the first directory that contains the socket: /run/quire, $XDG_RUNTIME_DIR/quire, or quire-UID
+// in the temporary directory. If none contains it, the path is in /run/quire. The last two
+// directories are skipped, with a message on standard error, if they are not private
+// (CheckPrivateDir). `port_offset` is the --port-offset of the daemon.
 std::string DefaultAdminAddress(int port_offset = 0);
 
 // Options that are accepted before and after any subcommand.
