@@ -42,8 +42,8 @@ std::string ReturnUnchanged(absl::string_view text) {
   return std::string(text);
 }
 
-// Converts each character that follows a space, hyphen or opening bracket to upper case, and the
-// first one of the text too. Converts the others to lower case.
+// Converts the first character of the text, and each that follows white space, a hyphen or an
+// opening bracket (< included), to upper case. Converts the others to lower case.
 std::string TitleWords(absl::string_view text) {
   const std::vector<absl::string_view> characters = Characters(text);
   const auto separates = [](absl::string_view character) {
@@ -180,7 +180,8 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   return Value::String(std::move(text));
 }
 
-// Implements Python's int(text, base). Returns nullopt for malformed text.
+// Like Python's int(text, base), but ignores all underscores. Returns nullopt for malformed text
+// and for magnitudes from 2^63 on.
 std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -197,7 +198,7 @@ std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   return negative ? -value : value;
 }
 
-// Implements Python's float(text). Returns nullopt for malformed text.
+// Like Python's float(text), but without underscores. Returns nullopt for malformed text.
 std::optional<double> ParseFloat(absl::string_view text) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   double value = 0;

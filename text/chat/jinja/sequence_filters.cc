@@ -78,7 +78,7 @@ absl::StatusOr<std::vector<KeyedItem>> ComputeKeys(Runtime& runtime, std::vector
   return keyed;
 }
 
-// Sorts stably. Charges n log n steps for n elements, times the weight of each.
+// Sorts stably. Charges about log n steps for each of the n elements, times the weight of its key.
 absl::Status SortKeyed(Runtime& runtime, bool reverse, std::vector<KeyedItem>* keyed) {
   std::int64_t rounds = 1;
   for (std::size_t n = keyed->size(); n > 1; n /= 2) ++rounds;
@@ -100,7 +100,8 @@ bool IsTrueArgument(const std::optional<Value>& value) {
 }
 
 // Returns a list with the values of several attributes, "a,b", or with the item itself without
-// attributes. Comparing lists skips equal elements, so undefined values only fail if they differ.
+// attributes. Comparing lists skips equal elements. Undefined values are equal, so a comparison
+// fails only between an undefined and another value.
 Result SortKeys(Runtime& runtime, const Value& item, const std::optional<Value>& attribute,
                 bool case_sensitive) {
   std::vector<std::optional<Value>> attributes = {attribute};
