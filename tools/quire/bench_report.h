@@ -23,7 +23,7 @@ namespace quire::client {
 struct RequestSample {
   bool ok = false;
   bool cancelled = false;  // cancelled by this client on purpose; neither completed nor failed
-  std::string error;       // CODE/REASON: message
+  std::string error;       // why the request is not `ok`; from quired, "REASON: message"
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
   std::int64_t messages = 0;  // messages with tokens
