@@ -57,6 +57,10 @@ Bf16MultiplyFn ChosenBf16Multiply() {
   return level == CpuLevel::kAvx512Vnni && has_fast_pairs ? kBf16MultiplyAvx512Bf16 : nullptr;
 }
 
+bool IsOrdered(Bf16MultiplyFn multiply) {
+  return multiply != nullptr && multiply == kBf16MultiplyAvx512Bf16;
+}
+
 float FlushedFma(float a, float b, float c) {
   const auto read = [](float x) -> double {
     return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
@@ -145,7 +149,9 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
       [&](std::int64_t begin, std::int64_t end, int part) {
         auto* const row = reinterpret_cast<float*>(backend.workspace(part).Reserve(thread_bytes));
         for (std::int64_t m = begin; m < end; ++m) {
-          RoundRowToTile(params, m, x + m / kRowTile * tile_size + m % kRowTile * kBlock, row);
+          std::uint16_t* const to = x + m / kRowTile * tile_size + m % kRowTile * kBlock;
+          RoundRowToTile(params, m, to, row);
+          if (IsOrdered(multiply)) kBf16OrderAvx512Bf16(to, CeilDivide(k, kBlock));
         }
       });
   // A core streams weights at about 20 GB/s, and computes about 40 multiply-adds per nanosecond in

@@ -4,11 +4,11 @@
 // the even inputs or both to the odd inputs (bf16_linear.h). Four inputs need two instructions
 // instead of four multiply-adds.
 //
-// Rows are ordered once for 512 inputs. Weights are stored in the order of AMX tiles and are
-// ordered in registers. A tile is 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts. If there
-// are at most 8 rows, a tile has all of them and one panel, so that weights are read at an even
-// rate. The weights of the next panels are prefetched, because out-of-order execution alone keeps
-// too few loads in flight.
+// Weights are stored in the order of AMX tiles. The first tile of rows orders two panels for 256
+// inputs in registers and stores them in L1, where the other rows read them. A tile is up to 6 rows
+// x 2 panels: 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are one tile with one panel, so
+// that weights are read at an even rate. Each tile prefetches its share of the next weights,
+// because out-of-order execution alone keeps too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -26,181 +26,267 @@ namespace {
 constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
-constexpr std::int64_t kBlocks = 16;          // blocks of inputs that are ordered together
+// Blocks of inputs that are multiplied at once. For more than 8 rows, the ordered weights of two
+// panels and 32 rows fill two thirds of L1.
+constexpr std::int64_t kFewBlocks = 16;
+constexpr std::int64_t kManyBlocks = 8;
+constexpr std::int64_t kLines = 16;  // cache lines of a bf16 tile
+constexpr int kMaxRows = 6;          // rows whose sums with two panels fit in registers
 
-// A row tile. Four inputs 0, 1, 2, 3 are stored as the pairs (2, 0) and (3, 1), the lower half
-// first.
-struct alignas(64) OrderedRows {
-  std::uint32_t pairs[kBlocks * kRows * 16];  // [blocks][16 rows][8 groups of four inputs][2]
-};
-
-QUIRE_OP void Order(const std::uint16_t* x, std::int64_t num_blocks, std::int64_t num_rows,
-                    OrderedRows* to) {
-  const __m512i bytes =
-      _mm512_broadcast_i32x4(_mm_set_epi64x(0x0b0a0f0e09080d0c, 0x0302070601000504));
+// Orders `num_rows` rows of a row tile. Of four inputs 0, 1, 2, 3 the ordered tile has the pairs
+// (2, 0) and (3, 1), the lower half first.
+QUIRE_OP void Order(const std::uint16_t* from, std::int64_t num_blocks, std::int64_t num_rows,
+                    std::uint16_t* to) {
+  constexpr long long kLow = 0x0302070601000504, kHigh = 0x0b0a0f0e09080d0c;
+  const __m512i bytes = _mm512_set4_epi64(kHigh, kLow, kHigh, kLow);
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     for (std::int64_t row = 0; row < num_rows; ++row) {
-      const __m512i inputs = _mm512_loadu_si512(x + block * kTile + row * 32);
-      _mm512_store_si512(to->pairs + (block * kRows + row) * 16,
-                         _mm512_shuffle_epi8(inputs, bytes));
+      const std::int64_t at = block * kTile + row * 32;
+      _mm512_storeu_si512(to + at, _mm512_shuffle_epi8(_mm512_loadu_si512(from + at), bytes));
     }
   }
+}
+
+QUIRE_OP __m512i BroadcastPair(const std::uint16_t* x) {
+  std::int32_t pair;
+  __builtin_memcpy(&pair, x, sizeof(pair));
+  return _mm512_set1_epi32(pair);
 }
 
 QUIRE_OP __m512 AddProducts(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
+// Weights of up to 4 inputs and 16 features, in the order of Order().
+struct Weights {
+  __m512i even, odd;
+};
+// Orders weights that are stored in the order of AMX tiles.
+QUIRE_OP Weights OrderWeights(const std::uint16_t* from) {
+  const __m512i first = _mm512_loadu_si512(from);        // inputs 0 and 1
+  const __m512i second = _mm512_loadu_si512(from + 32);  // inputs 2 and 3
+  constexpr __mmask32 kLower = 0x55555555;
+  return {_mm512_mask_blend_epi16(kLower, _mm512_slli_epi32(first, 16), second),
+          _mm512_mask_blend_epi16(kLower, first, _mm512_srli_epi32(second, 16))};
+}
+
+// Panels of weights: stored ones and, for kPanels panels, a buffer for ordered ones.
+struct Panels {
+  const std::uint16_t* stored;  // panels w_stride apart
+  std::int64_t w_stride;
+  std::uint16_t* ordered;  // [blocks][8 groups of four inputs][kPanels][2][32]
+};
+
 // Weights of the next panels, prefetched while the current panels are multiplied.
 struct NextWeights {
   const std::uint16_t* from;  // null: none
-  int lines;                  // cache lines of a panel to prefetch per block
+  std::int64_t lines;         // cache lines of a panel to read in each block
 };
 
-// Computes kTileRows rows and kPanels panels. `x` and `totals` start at the first row, `w` and
-// `totals` at the first panel. Panels are w_stride and total_stride apart.
-template <int kTileRows, int kPanels>
-QUIRE_OP void MultiplyTile(const std::uint32_t* x, const std::uint16_t* w, std::int64_t w_stride,
-                           std::int64_t num_blocks, bool is_first, float* totals,
-                           std::int64_t total_stride, NextWeights next) {
+// How a tile reads its weights.
+enum class Source {
+  kStored,   // orders stored weights
+  kFirst,    // also stores the ordered weights for other tiles
+  kOrdered,  // reads ordered weights
+};
+
+// Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and totals
+// of panels are total_stride apart.
+template <int kTileRows, int kPanels, Source kSource>
+QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::int64_t num_blocks,
+                           float* totals, std::int64_t total_stride, NextWeights next) {
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     __m512 even[kTileRows][kPanels], odd[kTileRows][kPanels];
     for (int r = 0; r < kTileRows; ++r) {
       for (int c = 0; c < kPanels; ++c) even[r][c] = odd[r][c] = _mm512_setzero_ps();
     }
     for (int group = 0; group < 8; ++group) {
-      for (int line = group; line < next.lines; line += 8) {
+      for (std::int64_t line = group; line < next.lines; line += 8) {
         for (int c = 0; c < kPanels; ++c) {
-          _mm_prefetch(next.from + c * w_stride + (block * next.lines + line) * 32, _MM_HINT_T1);
+          _mm_prefetch(next.from + c * panels.w_stride + (block * next.lines + line) * 32,
+                       _MM_HINT_T1);
         }
       }
-      __m512i even_weights[kPanels], odd_weights[kPanels];
+      std::uint16_t* const ordered = panels.ordered + (block * 8 + group) * kPanels * 64;
+      Weights weights[kPanels];
       for (int c = 0; c < kPanels; ++c) {
-        const std::uint16_t* const from = w + c * w_stride + block * kTile + group * 64;
-        const __m512i first = _mm512_loadu_si512(from);        // inputs 0 and 1
-        const __m512i second = _mm512_loadu_si512(from + 32);  // inputs 2 and 3
-        constexpr __mmask32 kLower = 0x55555555;
-        even_weights[c] = _mm512_mask_blend_epi16(kLower, _mm512_slli_epi32(first, 16), second);
-        odd_weights[c] = _mm512_mask_blend_epi16(kLower, first, _mm512_srli_epi32(second, 16));
+        if constexpr (kSource == Source::kOrdered) {
+          weights[c] = {_mm512_load_si512(ordered + c * 64),
+                        _mm512_load_si512(ordered + c * 64 + 32)};
+        } else {
+          weights[c] =
+              OrderWeights(panels.stored + c * panels.w_stride + block * kTile + group * 64);
+        }
+        if constexpr (kSource == Source::kFirst) {
+          _mm512_store_si512(ordered + c * 64, weights[c].even);
+          _mm512_store_si512(ordered + c * 64 + 32, weights[c].odd);
+        }
       }
       for (int r = 0; r < kTileRows; ++r) {
-        const std::uint32_t* const pair = x + (block * kRows + r) * 16 + group * 2;
-        const __m512i even_inputs = _mm512_set1_epi32(static_cast<int>(pair[0]));
-        const __m512i odd_inputs = _mm512_set1_epi32(static_cast<int>(pair[1]));
+        const std::uint16_t* const inputs = x + block * kTile + r * 32 + group * 4;
+        const __m512i even_inputs = BroadcastPair(inputs);
+        const __m512i odd_inputs = BroadcastPair(inputs + 2);
         for (int c = 0; c < kPanels; ++c) {
-          even[r][c] = AddProducts(even[r][c], even_inputs, even_weights[c]);
-          odd[r][c] = AddProducts(odd[r][c], odd_inputs, odd_weights[c]);
+          even[r][c] = AddProducts(even[r][c], even_inputs, weights[c].even);
+          odd[r][c] = AddProducts(odd[r][c], odd_inputs, weights[c].odd);
         }
       }
     }
     for (int r = 0; r < kTileRows; ++r) {
       for (int c = 0; c < kPanels; ++c) {
         float* const total = totals + c * total_stride + r * 16;
-        const __m512 before = is_first && block == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(total);
-        _mm512_storeu_ps(total, _mm512_add_ps(before, _mm512_add_ps(even[r][c], odd[r][c])));
+        const __m512 sum = _mm512_add_ps(even[r][c], odd[r][c]);
+        _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), sum));
       }
     }
   }
 }
 
-// Computes kPanels panels for `num_rows` rows of a row tile. `next` points to the weights that are
-// read next. It is null if there are none or if they are in a cache.
-template <int kPanels>
-QUIRE_OP void MultiplyPanels(const OrderedRows& rows, std::int64_t num_rows, const std::uint16_t* w,
-                             std::int64_t w_stride, std::int64_t num_blocks, bool is_first,
-                             float* totals, std::int64_t total_stride, const std::uint16_t* next) {
-  // Each tile of rows prefetches an equal share of the next weights.
-  const int tiles = static_cast<int>(num_rows + 5) / 6;
-  NextWeights share = {next, next == nullptr ? 0 : (16 + tiles - 1) / tiles};
-  std::int64_t row = 0;
-  for (; row + 6 <= num_rows; row += 6) {
-    MultiplyTile<6, kPanels>(rows.pairs + row * 16, w, w_stride, num_blocks, is_first,
-                             totals + row * 16, total_stride, share);
-    share.from += share.lines * num_blocks * 32;
-  }
-  const std::uint32_t* const x = rows.pairs + row * 16;
-  float* const to = totals + row * 16;
-  switch (num_rows - row) {
-    case 5:
-      return MultiplyTile<5, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
-                                      share);
-    case 4:
-      return MultiplyTile<4, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
-                                      share);
-    case 3:
-      return MultiplyTile<3, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
-                                      share);
-    case 2:
-      return MultiplyTile<2, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
-                                      share);
-    case 1:
-      return MultiplyTile<1, kPanels>(x, w, w_stride, num_blocks, is_first, to, total_stride,
-                                      share);
-    default:
-      return;
+// Multiplies up to kTileRows rows, one panel at a time. Not inlined, so that the compiler assigns
+// registers to each tile alone.
+template <int kTileRows>
+__attribute__((noinline)) void MultiplyFewRows(const Bf16Product& p, const std::uint16_t* x,
+                                               std::int64_t tile, std::int64_t block,
+                                               std::int64_t num_blocks) {
+  Panels panels = {p.w + block * kTile, p.w_stride, nullptr};
+  float* totals = p.totals + tile * kTotals;
+  for (std::int64_t panel = 0; panel < p.num_panels; ++panel) {
+    MultiplyTile<kTileRows, 1, Source::kStored>(x, panels, num_blocks, totals, 0,
+                                                {panels.stored + p.w_stride, kLines});
+    panels.stored += p.w_stride;
+    totals += p.num_row_tiles * kTotals;
   }
 }
 
-// A row tile, and the range of inputs that is multiplied.
-struct Part {
-  OrderedRows rows;
-  std::int64_t tile, block, num_blocks, num_rows;
+template <int kTileRows, int kPanels, Source kSource>
+__attribute__((noinline)) void MultiplyRows(const std::uint16_t* x, const Panels& panels,
+                                            std::int64_t num_blocks, float* totals,
+                                            std::int64_t total_stride, NextWeights next) {
+  MultiplyTile<kTileRows, kPanels, kSource>(x, panels, num_blocks, totals, total_stride, next);
+}
+
+// Multiplies the first rows, which are 5 or 6 because there are more than 8 in all.
+template <int kPanels>
+QUIRE_OP void MultiplyFirstRows(std::int64_t num_rows, const std::uint16_t* x, const Panels& panels,
+                                std::int64_t num_blocks, float* totals, std::int64_t total_stride,
+                                NextWeights next) {
+  (num_rows == 6 ? MultiplyRows<6, kPanels, Source::kFirst>
+                 : MultiplyRows<5, kPanels, Source::kFirst>)(x, panels, num_blocks, totals,
+                                                             total_stride, next);
+}
+
+template <int kPanels>
+QUIRE_OP void MultiplyOtherRows(std::int64_t num_rows, const std::uint16_t* x, const Panels& panels,
+                                std::int64_t num_blocks, float* totals, std::int64_t total_stride,
+                                NextWeights next) {
+  constexpr decltype(&MultiplyRows<1, kPanels, Source::kOrdered>) kMultiply[kMaxRows] = {
+      MultiplyRows<1, kPanels, Source::kOrdered>, MultiplyRows<2, kPanels, Source::kOrdered>,
+      MultiplyRows<3, kPanels, Source::kOrdered>, MultiplyRows<4, kPanels, Source::kOrdered>,
+      MultiplyRows<5, kPanels, Source::kOrdered>, MultiplyRows<6, kPanels, Source::kOrdered>};
+  kMultiply[num_rows - 1](x, panels, num_blocks, totals, total_stride, next);
+}
+
+// Ordered rows of one part of the inputs.
+struct OrderedRows {
+  const std::uint16_t* x;  // tiles x_stride apart
+  std::int64_t x_stride;
+  std::int64_t num_rows;
 };
 
-// Multiplies up to kTileRows rows, one panel at a time. Not inlined, so that the compiler allocates
-// registers for each tile separately.
-template <int kTileRows>
-__attribute__((noinline)) void MultiplyFewRows(const Bf16Product& p, const Part& part) {
-  const std::uint16_t* w = p.w + part.block * kTile;
-  for (std::int64_t panel = 0; panel < p.num_panels; ++panel, w += p.w_stride) {
-    MultiplyTile<kTileRows, 1>(part.rows.pairs, w, 0, part.num_blocks,
-                               p.is_first && part.block == 0, p.totals + panel * kTotals, 0,
-                               {w + p.w_stride, 16});
+// Computes kPanels panels for all rows. `next` are the weights that are read next, null if none.
+template <int kPanels>
+QUIRE_OP void MultiplyPanels(const OrderedRows& rows, const Panels& panels, std::int64_t num_blocks,
+                             float* totals, std::int64_t total_stride, const std::uint16_t* next) {
+  // The rows of a row tile are divided evenly.
+  const auto tiles_of = [](std::int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; };
+  const std::int64_t tiles =
+      rows.num_rows / kRows * tiles_of(kRows) + tiles_of(rows.num_rows % kRows);
+  NextWeights share = {next, (kLines + tiles - 1) / tiles};
+  std::int64_t lines_left = next == nullptr ? 0 : kLines;
+  const std::uint16_t* x = rows.x;
+  for (std::int64_t first = 0; first < rows.num_rows; first += kRows) {
+    const std::int64_t left = rows.num_rows - first < kRows ? rows.num_rows - first : kRows;
+    for (std::int64_t row = 0, split = tiles_of(left); split > 0; --split) {
+      const std::int64_t count = (left - row + split - 1) / split;
+      if (share.lines > lines_left) share.lines = lines_left;
+      const std::uint16_t* const from = x + row * 32;
+      float* const to = totals + (first + row) * 16;
+      if (first + row == 0) {
+        MultiplyFirstRows<kPanels>(count, from, panels, num_blocks, to, total_stride, share);
+      } else {
+        MultiplyOtherRows<kPanels>(count, from, panels, num_blocks, to, total_stride, share);
+      }
+      share.from += share.lines * num_blocks * 32;
+      lines_left -= share.lines;
+      row += count;
+    }
+    x += rows.x_stride;
   }
 }
 
-__attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const Part& part) {
+// Multiplies the rows of row tiles from `tile` on.
+__attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const OrderedRows& rows,
+                                                std::int64_t tile, std::int64_t block,
+                                                std::int64_t num_blocks) {
+  alignas(64) std::uint16_t ordered[2 * kManyBlocks * kTile];
   const std::int64_t total_stride = p.num_row_tiles * kTotals;
-  const bool is_first = p.is_first && part.block == 0;
-  const std::uint16_t* w = p.w + part.block * kTile;
-  float* totals = p.totals + part.tile * kTotals;
+  Panels panels = {p.w + block * kTile, p.w_stride, ordered};
+  float* totals = p.totals + tile * kTotals;
+  // The last panels are followed by the next part of the first ones, or by the next product.
+  const std::uint16_t* const after =
+      block + num_blocks < p.num_blocks ? p.w + (block + num_blocks) * kTile : p.next_w;
   std::int64_t panel = 0;
   for (; panel + 2 <= p.num_panels; panel += 2) {
-    // After the last panels, the first panels are read for the next range of inputs. Weights for
-    // other row tiles are in L2.
-    const std::uint16_t* const next = panel + 4 <= p.num_panels
-                                          ? w + 2 * p.w_stride
-                                          : p.w + (part.block + part.num_blocks) * kTile;
-    MultiplyPanels<2>(part.rows, part.num_rows, w, p.w_stride, part.num_blocks, is_first, totals,
-                      total_stride, part.tile == 0 ? next : nullptr);
-    w += 2 * p.w_stride;
+    const bool is_last = panel + 4 > p.num_panels;
+    MultiplyPanels<2>(rows, panels, num_blocks, totals, total_stride,
+                      is_last ? after : panels.stored + 2 * p.w_stride);
+    panels.stored += 2 * p.w_stride;
     totals += 2 * total_stride;
   }
   if (panel == p.num_panels) return;
-  MultiplyPanels<1>(part.rows, part.num_rows, w, p.w_stride, part.num_blocks, is_first, totals,
-                    total_stride, nullptr);
+  MultiplyPanels<1>(rows, panels, num_blocks, totals, total_stride, nullptr);
+}
+
+// Multiplies ordered rows of row tiles from `tile` on.
+QUIRE_OP void MultiplyPart(const Bf16Product& p, const OrderedRows& rows, std::int64_t tile,
+                           std::int64_t block, std::int64_t num_blocks) {
+  if (rows.num_rows > 8) {
+    MultiplyManyRows(p, rows, tile, block, num_blocks);
+  } else if (rows.num_rows > 4) {
+    MultiplyFewRows<8>(p, rows.x, tile, block, num_blocks);
+  } else if (rows.num_rows > 1) {
+    MultiplyFewRows<4>(p, rows.x, tile, block, num_blocks);
+  } else {
+    MultiplyFewRows<1>(p, rows.x, tile, block, num_blocks);
+  }
+}
+
+QUIRE_OP void ClearTotals(const Bf16Product& p) {
+  for (std::int64_t panel = 0; panel < p.num_panels; ++panel) {
+    float* const to = p.totals + panel * p.num_row_tiles * kTotals;
+    for (std::int64_t row = 0; row < p.num_rows; ++row) {
+      _mm512_storeu_ps(to + row * 16, _mm512_setzero_ps());
+    }
+  }
 }
 
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.
 __attribute__((noinline)) void MultiplyFlushed(const Bf16Product& p) {
-  Part part;
-  for (part.tile = 0; part.tile < p.num_row_tiles; ++part.tile) {
-    const std::int64_t left = p.num_rows - part.tile * kRows;
-    part.num_rows = left < kRows ? left : kRows;
-    for (part.block = 0; part.block < p.num_blocks; part.block += kBlocks) {
-      const std::int64_t blocks_left = p.num_blocks - part.block;
-      part.num_blocks = blocks_left < kBlocks ? blocks_left : kBlocks;
-      Order(p.x + part.tile * p.x_stride + part.block * kTile, part.num_blocks, part.num_rows,
-            &part.rows);
-      if (p.num_row_tiles > 1 || p.num_rows > 8) {
-        MultiplyManyRows(p, part);
-      } else if (p.num_rows > 4) {
-        MultiplyFewRows<8>(p, part);
-      } else if (p.num_rows > 1) {
-        MultiplyFewRows<4>(p, part);
-      } else {
-        MultiplyFewRows<1>(p, part);
-      }
+  alignas(64) std::uint16_t ordered[kFewBlocks * kTile];
+  if (p.is_first) ClearTotals(p);
+  const std::int64_t step = p.num_rows > 8 ? kManyBlocks : kFewBlocks;
+  for (std::int64_t block = 0; block < p.num_blocks; block += step) {
+    const std::int64_t left = p.num_blocks - block;
+    const std::int64_t num_blocks = left < step ? left : step;
+    if (p.x_is_ordered) {
+      MultiplyPart(p, {p.x + block * kTile, p.x_stride, p.num_rows}, 0, block, num_blocks);
+      continue;
+    }
+    for (std::int64_t tile = 0; tile < p.num_row_tiles; ++tile) {
+      const std::int64_t rows_left = p.num_rows - tile * kRows;
+      const std::int64_t num_rows = rows_left < kRows ? rows_left : kRows;
+      Order(p.x + tile * p.x_stride + block * kTile, num_blocks, num_rows, ordered);
+      MultiplyPart(p, {ordered, 0, num_rows}, tile, block, num_blocks);
     }
   }
 }
@@ -213,11 +299,16 @@ void Multiply(const Bf16Product& p) {
   _mm_setcsr(mxcsr);
 }
 
+void OrderRow(std::uint16_t* x, std::int64_t num_blocks) {
+  Order(x, num_blocks, 1, x);
+}
+
 #undef QUIRE_OP
 
 }  // namespace
 
 const Bf16MultiplyFn kBf16MultiplyAvx512Bf16 = Multiply;
+const Bf16OrderFn kBf16OrderAvx512Bf16 = OrderRow;
 
 }  // namespace quire::kernels::internal
 
@@ -225,6 +316,7 @@ const Bf16MultiplyFn kBf16MultiplyAvx512Bf16 = Multiply;
 
 namespace quire::kernels::internal {
 const Bf16MultiplyFn kBf16MultiplyAvx512Bf16 = nullptr;
+const Bf16OrderFn kBf16OrderAvx512Bf16 = nullptr;
 }  // namespace quire::kernels::internal
 
 #endif

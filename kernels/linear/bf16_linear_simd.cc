@@ -430,10 +430,13 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
         .num_panels = static_cast<std::int64_t>(end - begin),
         .num_blocks = static_cast<std::int64_t>(part_blocks),
         .num_rows = static_cast<std::int64_t>(num_rows),
-        .is_first = k0 == 0};
+        .is_first = k0 == 0,
+        .x_is_ordered = internal::IsOrdered(multiply)};
     if (is_bf16 && (k1 - k0) % kBlock == 0) {
       product.w = PanelOf<std::uint16_t>(weight, begin) + k0 * kPanel;
       product.w_stride = weight.panel_bytes() / 2;
+      // The next panels directly follow in memory.
+      product.next_w = k1 < k ? product.w + part_size * 2 : PanelOf<std::uint16_t>(weight, end);
     } else {
       for (std::size_t panel = begin; panel < end; ++panel) {
         DequantizePanel(weight, panel, k0, k1, buffer + (panel - begin) * part_size);

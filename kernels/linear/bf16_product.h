@@ -22,6 +22,11 @@ struct Bf16Product {
   // values.
   std::int64_t num_rows;
   bool is_first;  // true: totals start at 0; false: the products are added to the totals
+  // True: the rows were ordered by kBf16OrderAvx512Bf16. Only kBf16MultiplyAvx512Bf16 reads such
+  // rows.
+  bool x_is_ordered = false;
+  // First weights of the next product, which may be prefetched. Null: none.
+  const std::uint16_t* next_w = nullptr;
 };
 
 // Adds the products of all blocks to the totals (bf16_linear.h). Totals of rows from num_rows on
@@ -32,6 +37,10 @@ using Bf16MultiplyFn = void (*)(const Bf16Product& product);
 extern const Bf16MultiplyFn kBf16MultiplyAmx;
 // Multiplies with the instruction vdpbf16ps. Null in builds without it.
 extern const Bf16MultiplyFn kBf16MultiplyAvx512Bf16;
+// Orders one row of x in place for kBf16MultiplyAvx512Bf16, which then saves that work for each
+// group of panels. Blocks of a row are 16 * 32 elements apart. Null in builds without vdpbf16ps.
+using Bf16OrderFn = void (*)(std::uint16_t* x, std::int64_t num_blocks);
+extern const Bf16OrderFn kBf16OrderAvx512Bf16;
 // Returns the faster of the two functions above for the selected instruction set. Returns null if
 // neither is available or faster than Bf16MultiplyVectors.
 Bf16MultiplyFn ChosenBf16Multiply();
