@@ -90,52 +90,70 @@ enum class Source {
   kOrdered,  // reads ordered weights
 };
 
+// The sums of one block, for kTileRows rows and kPanels panels.
+template <int kTileRows, int kPanels>
+struct Sums {
+  __m512 even[kTileRows][kPanels], odd[kTileRows][kPanels];
+};
+
+// Adds the products of four inputs, the group-th of block `block`.
+template <int kTileRows, int kPanels, Source kSource>
+QUIRE_OP void MultiplyGroup(const std::uint16_t* x, const Panels& panels, std::int64_t block,
+                            int group, NextWeights next, Sums<kTileRows, kPanels>* sums) {
+  for (std::int64_t line = group; line < next.lines; line += 8) {
+    for (int c = 0; c < kPanels; ++c) {
+      _mm_prefetch(next.from + c * panels.w_stride + (block * next.lines + line) * 32, _MM_HINT_T1);
+    }
+  }
+  std::uint16_t* const ordered = panels.ordered + (block * 8 + group) * kPanels * 64;
+  Weights weights[kPanels];
+  for (int c = 0; c < kPanels; ++c) {
+    if constexpr (kSource == Source::kOrdered) {
+      weights[c] = {_mm512_load_si512(ordered + c * 64), _mm512_load_si512(ordered + c * 64 + 32)};
+    } else {
+      weights[c] = OrderWeights(panels.stored + c * panels.w_stride + block * kTile + group * 64);
+    }
+    if constexpr (kSource == Source::kFirst) {
+      _mm512_store_si512(ordered + c * 64, weights[c].even);
+      _mm512_store_si512(ordered + c * 64 + 32, weights[c].odd);
+    }
+  }
+  for (int r = 0; r < kTileRows; ++r) {
+    const std::uint16_t* const inputs = x + block * kTile + r * 32 + group * 4;
+    const __m512i even_inputs = BroadcastPair(inputs);
+    const __m512i odd_inputs = BroadcastPair(inputs + 2);
+    for (int c = 0; c < kPanels; ++c) {
+      sums->even[r][c] = AddProducts(sums->even[r][c], even_inputs, weights[c].even);
+      sums->odd[r][c] = AddProducts(sums->odd[r][c], odd_inputs, weights[c].odd);
+    }
+  }
+}
+
 // Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and totals
 // of panels are total_stride apart.
 template <int kTileRows, int kPanels, Source kSource>
 QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::int64_t num_blocks,
                            float* totals, std::int64_t total_stride, NextWeights next) {
   for (std::int64_t block = 0; block < num_blocks; ++block) {
-    __m512 even[kTileRows][kPanels], odd[kTileRows][kPanels];
+    Sums<kTileRows, kPanels> sums;
     for (int r = 0; r < kTileRows; ++r) {
-      for (int c = 0; c < kPanels; ++c) even[r][c] = odd[r][c] = _mm512_setzero_ps();
+      for (int c = 0; c < kPanels; ++c) sums.even[r][c] = sums.odd[r][c] = _mm512_setzero_ps();
     }
-    for (int group = 0; group < 8; ++group) {
-      for (std::int64_t line = group; line < next.lines; line += 8) {
-        for (int c = 0; c < kPanels; ++c) {
-          _mm_prefetch(next.from + c * panels.w_stride + (block * next.lines + line) * 32,
-                       _MM_HINT_T1);
-        }
+    if constexpr (kSource == Source::kStored) {
+      for (int group = 0; group < 8; ++group) {
+        MultiplyGroup<kTileRows, kPanels, kSource>(x, panels, block, group, next, &sums);
       }
-      std::uint16_t* const ordered = panels.ordered + (block * 8 + group) * kPanels * 64;
-      Weights weights[kPanels];
-      for (int c = 0; c < kPanels; ++c) {
-        if constexpr (kSource == Source::kOrdered) {
-          weights[c] = {_mm512_load_si512(ordered + c * 64),
-                        _mm512_load_si512(ordered + c * 64 + 32)};
-        } else {
-          weights[c] =
-              OrderWeights(panels.stored + c * panels.w_stride + block * kTile + group * 64);
-        }
-        if constexpr (kSource == Source::kFirst) {
-          _mm512_store_si512(ordered + c * 64, weights[c].even);
-          _mm512_store_si512(ordered + c * 64 + 32, weights[c].odd);
-        }
-      }
-      for (int r = 0; r < kTileRows; ++r) {
-        const std::uint16_t* const inputs = x + block * kTile + r * 32 + group * 4;
-        const __m512i even_inputs = BroadcastPair(inputs);
-        const __m512i odd_inputs = BroadcastPair(inputs + 2);
-        for (int c = 0; c < kPanels; ++c) {
-          even[r][c] = AddProducts(even[r][c], even_inputs, weights[c].even);
-          odd[r][c] = AddProducts(odd[r][c], odd_inputs, weights[c].odd);
-        }
+    } else {
+      // 3 % faster than a loop. Few rows are slower, because memory limits them.
+#pragma GCC unroll 8
+      for (int group = 0; group < 8; ++group) {
+        MultiplyGroup<kTileRows, kPanels, kSource>(x, panels, block, group, next, &sums);
       }
     }
     for (int r = 0; r < kTileRows; ++r) {
       for (int c = 0; c < kPanels; ++c) {
         float* const total = totals + c * total_stride + r * 16;
-        const __m512 sum = _mm512_add_ps(even[r][c], odd[r][c]);
+        const __m512 sum = _mm512_add_ps(sums.even[r][c], sums.odd[r][c]);
         _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), sum));
       }
     }
