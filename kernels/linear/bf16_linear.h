@@ -84,11 +84,13 @@ void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* t
 // is the layout of a row in a tile of 16 rows, [ceil(K / 32)][16][32]. `row` is temporary memory
 // for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
+
 // Returns true if LinearBf16 orders the rows for `multiply` (Bf16Product::x_is_ordered).
 bool IsOrdered(Bf16MultiplyFn multiply);
+
 // Arguments of LinearBf16Panels, which computes panels [panel_begin, panel_end) for all rows.
-// RoundRowToTile wrote `x`, which is ordered if IsOrdered(multiply). Rows of the last tile beyond num_rows may have any values. `scratch`
-// has Bf16LinearThreadBytes and is aligned to 64 bytes.
+// RoundRowToTile wrote `x`, which is ordered if IsOrdered(multiply). Rows of the last tile beyond
+// num_rows may have any values. `scratch` has Bf16LinearThreadBytes and is aligned to 64 bytes.
 struct Bf16Panels {
   const LinearParams& params;
   const std::uint16_t* x;
