@@ -211,7 +211,8 @@ void EngineThread::FailThread(const std::string& what) {
 }
 
 // Ends every request that is still in the table after the output workers have processed all items.
-// Returns false if the workers are too slow to tell which requests have an end queued.
+// Returns false if the workers do not finish in time, because it is then unknown which requests
+// have an end queued.
 bool EngineThread::EndRequestsWithoutCore() {
   if (!parts_.output->WaitDone(options_.answer_timeout)) return false;
   for (const std::shared_ptr<AcceptedRequest>& live : parts_.table->All()) {

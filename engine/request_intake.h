@@ -64,8 +64,8 @@ struct AbortResult {
   std::vector<std::string> unknown_ids;  // ids without a live request
 };
 
-// Whether the metrics count a request that Accept refuses because the queue is full. A caller that
-// retries such a request does not count each attempt.
+// Whether the metrics count a request that Accept rejects because the queue is full. A caller that
+// retries passes kNotCounted, so that the failed attempts are not counted.
 enum class QueueFullMetric : std::uint8_t { kCounted, kNotCounted };
 
 // Returns whether a request was rejected because a queue limit of its tenant or of the server was

@@ -35,7 +35,8 @@ struct KvPoolOptions {
 // Invariants: page 0 (the null page) is zero; the guards contain their pattern. See
 //             CheckIntegrity().
 // Threads:    immutable except for the bytes, which the current step writes.
-// Lifetime:   must outlive every view and step that reads it; a move keeps the addresses.
+// Lifetime:   must outlive every view and step that reads it. Moving a KvPool does not change its
+//             addresses.
 class KvPool {
  public:
   // Returns INVALID_ARGUMENT if KvGeometry::Validate rejects the geometry, and RESOURCE_EXHAUSTED

@@ -142,9 +142,8 @@ class PagedKVCacheCollection : public internal::CollectionScaleMembers<
                                                             Cache::Extent(Params::kNumHeads),
                                                             Cache::Extent(Params::kHeadSize)};
 
-  // Returns INVALID_ARGUMENT if the geometry does not match this type or exceeds a limit, or if the
-  // step inputs are too small. Also returns it if `pool` lacks a pointer or has one that the type
-  // does not use.
+  // Returns INVALID_ARGUMENT if the geometry does not match this type or exceeds a limit, if the
+  // step inputs are too small, or if `pool` lacks a pointer or has one that this type does not use.
   static absl::StatusOr<PagedKVCacheCollection> Create(const KvGeometry& geometry,
                                                        const KvPoolPointers<T, ScaleT>& pool,
                                                        const KvStepInputs& inputs);

@@ -190,7 +190,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
     return std::int64_t{num_heads()} * head_size();
   }
-  // R, in rows; block_stride() is the same distance in elements (BS).
+  // Return the distance between two pages of the view: R in rows, and block_stride() in elements.
   QUIRE_HOST_DEVICE constexpr std::uint32_t row_stride() const { return rows_per_page; }
   QUIRE_HOST_DEVICE constexpr std::int64_t block_stride() const {
     return std::int64_t{rows_per_page} * row_elements();

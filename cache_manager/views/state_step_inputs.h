@@ -20,8 +20,8 @@ struct StateStepInputs {
   // If it does not, the slot state_in may be shared and is not written.
   const std::uint32_t* state_out = nullptr;
   // [max_rows] The state after the first snapshot_at[b] tokens of the row is also written to slot
-  // snapshot_slot[b]. snapshot_at[b] counts cached tokens and lies in (cached, cached + new]
-  // tokens; 0: no snapshot.
+  // snapshot_slot[b]. If the row has c cached and n new tokens, c < snapshot_at[b] <= c + n. If
+  // snapshot_at[b] is 0, no snapshot is written.
   const std::uint32_t* snapshot_at = nullptr;
   const std::uint32_t* snapshot_slot = nullptr;
   std::uint32_t max_rows = 0;  // 0: the model has no recurrent layers

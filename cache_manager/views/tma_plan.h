@@ -205,7 +205,8 @@ struct Gather4TmaTileSpec {
   std::uint32_t tile_stride = 0;  // 0, or the width of a row
   std::uint32_t tile_height = 4;  // a multiple of 4
   TmaSwizzle swizzle = TmaSwizzle::kNone;
-  DType dtype = DType::kInvalid;  // kInvalid: that of the source; a wider type reads the same bytes
+  // Element type of the map; a wider type reads the same bytes. kInvalid: the type of the source.
+  DType dtype = DType::kInvalid;
   TmaL2Promotion l2 = TmaL2Promotion::kNone;
 };
 absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source, const Gather4TmaTileSpec& spec);

@@ -58,7 +58,8 @@ TextLength LengthOf(const Regex& regex);
 
 // Returns an expression for those matches of `regex` that do not begin with a character of `taken`.
 // The result matches "" if `regex` does and `may_be_empty` is set. If many leading parts can
-// be empty, matches that begin with a later part are left out. Returns nullopt if no match remains.
+// be empty, matches that begin with a later part are excluded too. Returns nullopt if no match
+// remains.
 std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
 
 // Returns whether the expression matches the whole text. Subtracts the used steps from `steps`;

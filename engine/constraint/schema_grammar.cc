@@ -355,7 +355,7 @@ class Writer {
     return GrammarText::Sequence(parts);
   }
 
-  // Writes the name of a member and what follows it.
+  // Writes the name of a member and then `value`, which matches its value and what follows.
   using WriteName = Expression (Writer::*)(const std::string& name, const Expression& value);
   Expression Key(const std::string& name, const Expression& value) {
     return BeforeValue(StringLiteral(name), value);

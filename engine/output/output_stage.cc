@@ -176,7 +176,7 @@ void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
 // Frees the id before the end becomes visible to the client.
 void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
-  const auto state = ring.states.find(request.arrival);  // made by MakeEvents
+  const auto state = ring.states.find(request.arrival);  // created by MakeEvents
   const Usage usage = state->second->TotalUsage();
   const absl::Duration time_to_first_token = state->second->TimeToFirstToken();
   ring.states.erase(state);

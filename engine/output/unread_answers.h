@@ -39,9 +39,9 @@ class UnreadAnswers {
   void Remove(std::uint64_t arrival);
   UnreadCounts CountsOf(const std::string& tenant) const;
   // Ends each answer from which no event was taken between two checks that are at least `timeout`
-  // apart. Returns the number of such answers. A reader that takes an event thus has one to two
-  // timeouts for the next one. Each call checks at most kMaxChecks answers, because a step waits
-  // for this call. The next call continues.
+  // apart. Returns the number of such answers. A reader that takes an event thus has between one
+  // and two timeouts to take the next one. Each call checks at most kMaxChecks answers, because a
+  // step waits for this call. The next call continues.
   int Expire(absl::Time now, absl::Duration timeout);
   // Returns the time at which Expire next has something to check.
   absl::Time NextExpiry(absl::Duration timeout) const;

@@ -4,8 +4,7 @@
 //
 // Place:      updated by the engine thread, RequestIntake and the output workers; read by the
 //             scrapes of the registry.
-// Invariants: the invariants of its parts hold. The counters of computed and cached prompt tokens
-//             grow together with the hit counters.
+// Invariants: the invariants of its parts hold.
 // Threads:    the header of each part states them.
 // Lifetime:   the registry outlives it.
 

@@ -89,7 +89,8 @@ struct Request {
   Task task = Task::kGenerate;
   Pooling pooling = Pooling::kLast;  // only for Task::kEmbed
   std::variant<TextPrompt, TokenPrompt, ChatPrompt, ScorePrompt> prompt;
-  // Generating tasks keep the last tokens of a prompt that is too long, embedding keeps the first.
+  // Truncates a prompt that is too long. Generating tasks keep its last tokens, so that max_tokens
+  // tokens of the context are left. Other tasks keep its first tokens.
   bool truncate_prompt = false;
   // Generating tasks keep only this many last tokens of the prompt.
   std::int32_t max_prompt_tokens = std::numeric_limits<std::int32_t>::max();

@@ -1,7 +1,7 @@
 #pragma once
 
-// The metric families that count requests, and the order of their updates that keeps the
-// conservation rules true in every scrape.
+// The metric families that count requests. They are updated together, so that the conservation
+// rules (docs/metrics.md) are true in every scrape.
 //
 // Place:      part of EngineProbe.
 // Invariants: accepted = completed + failed + cancelled + running + waiting.

@@ -107,11 +107,12 @@ struct Sequence {
   std::uint32_t tenant_prompt_index = 0;
   std::int32_t preemptions = 0;
   std::int32_t recomputed_tokens = 0;
-  // True if its output is stalled or its mask is late. It is left out of steps and keeps its pages.
+  // True if the output of the sequence is stalled or its mask is late. The sequence is then left
+  // out of steps and keeps its pages.
   bool is_stalled = false;
-  // True if it was not sampled in its last step because the mask was late. When the mask is ready,
-  // the last token is computed again. Recurrent models cannot recompute a token, so their rows run
-  // no step until the mask is ready.
+  // True if the sequence was not sampled in its last step because its mask was late. When the mask
+  // is ready, the last token is computed again. Recurrent models cannot recompute a token, so their
+  // rows run no step until the mask is ready.
   bool awaits_mask = false;
   // True if the model has recurrent states and the mask of the next token is not ready. A chunk may
   // then compute all tokens except the last one.

@@ -5,8 +5,8 @@
 // given by the index of its sample.
 //
 // Place:      part of StepPipeline, between it and StepRunner.
-// Invariants: pointers in the samples stay valid while the requests live, those to histories until
-//             the sequences get their next token.
+// Invariants: pointers in the samples stay valid while the requests live. Pointers to the history
+//             of a sequence stay valid until its next token is appended.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it.
 
