@@ -104,11 +104,11 @@ class CacheManager {
   CacheManager(const CacheManager&) = delete;
   CacheManager& operator=(const CacheManager&) = delete;
 
-  // Returns the longest published prefix of `tokens`, of at most `max_tokens` tokens. The caller
-  // chooses `max_tokens` so that at least one token is left to compute, and so that every token
-  // whose logits the caller needs is computed. `keys` are the keys of the full pages of `tokens`
-  // under `root`. Without `may_copy` the match has only full pages. Adds no references and counts
-  // nothing.
+  // Returns the longest prefix of `tokens`, of at most `max_tokens` tokens, that the cache can
+  // reuse. The caller chooses `max_tokens` so that at least one token is left to compute, and so
+  // that every token whose logits the caller needs is computed. `keys` are the keys of the full
+  // pages of `tokens` under `root`. Without `may_copy` the match has only full pages. Adds no
+  // references and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens, bool may_copy = true) const {
     return index_.Match(tokens, keys, root, max_tokens, may_copy);

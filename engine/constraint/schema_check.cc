@@ -32,7 +32,7 @@ constexpr std::int64_t kStepsUntilYield = 1 << 12;  // about 0.1 ms
 
 // Returns the reason why the text is too large to be parsed, or "" if it is not. The limits bound
 // the recursion over containers and linear searches for members.
-std::string WhyTooLarge(absl::string_view text) {
+std::string FindSizeError(absl::string_view text) {
   std::vector<std::size_t> members;  // number of members so far, per open container
   bool in_string = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<SchemaDocument>> SchemaDocument::Parse(absl::stri
     return BadConstraint("compile", absl::StrCat("constraint.json_schema: ", why));
   };
   if (FirstInvalidUtf8(text)) return bad("is not UTF-8");
-  if (const std::string why = WhyTooLarge(text); !why.empty()) return bad(why);
+  if (const std::string why = FindSizeError(text); !why.empty()) return bad(why);
   std::unique_ptr<SchemaDocument> document(new SchemaDocument);
   document->json_ = OrderedJson::parse(text.begin(), text.end(), nullptr, false);
   const OrderedJson& json = document->json_;

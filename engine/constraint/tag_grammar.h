@@ -20,7 +20,8 @@ namespace quire::engine {
 
 inline constexpr std::size_t kMaxTags = 256;
 inline constexpr std::size_t kMaxMarkerBytes = 1024;  // of a tag's begin or end
-// Total size of the triggers of a spec. Each byte is a state of the automaton.
+// Maximum total size of the triggers of a spec. Each character becomes at most one state of the
+// automaton (free_text.h).
 inline constexpr std::size_t kMaxTriggerBytes = 256;
 
 // Writes the content of tag `index`.

@@ -84,8 +84,8 @@ void RepeatPenalty::Append(std::int32_t token) {
     // Iterates backwards, so that matches_[at - 1] is read before it is overwritten.
     for (std::uint32_t at = found == latest_.end() ? kNone : found->second;
          at != kNone && at >= begin; at = previous_[at]) {
-      const bool goes_on = unbroken_ > 0 && at > 0 && tokens_[at - 1] == tokens_[place - 1];
-      matches_[at] = goes_on ? matches_[at - 1] + 1 : 1;
+      const bool continues = unbroken_ > 0 && at > 0 && tokens_[at - 1] == tokens_[place - 1];
+      matches_[at] = continues ? matches_[at - 1] + 1 : 1;
     }
     ++unbroken_;
   }

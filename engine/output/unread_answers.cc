@@ -58,7 +58,7 @@ UnreadCounts UnreadAnswers::CountsOf(const std::string& tenant) const {
 
 int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
   if (num_answers_.load(std::memory_order_acquire) == 0) return 0;
-  std::vector<Answer> silent;
+  std::vector<Answer> expired;
   {
     MutexLock lock(&mutex_);
     for (int checks = 0; checks < kMaxChecks && !answers_.empty(); ++checks) {
@@ -66,7 +66,7 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
       if (answer.checked_at + timeout > now) break;
       const std::uint64_t taken = answer.stream->num_taken();
       if (taken == answer.taken && answer.stream->is_complete()) {
-        silent.push_back(answer);
+        expired.push_back(answer);
         RemoveLocked(answers_.begin());
         continue;
       }
@@ -75,12 +75,12 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
       answers_.splice(answers_.end(), answers_, answers_.begin());
     }
   }
-  for (const Answer& answer : silent) {
+  for (const Answer& answer : expired) {
     log::Info("engine", "unread answer ended",
               {{"request_id", answer.id}, {"tenant", answer.tenant}});
     answer.stream->Abandon(NotReadError(timeout));
   }
-  return static_cast<int>(silent.size());
+  return static_cast<int>(expired.size());
 }
 
 absl::Time UnreadAnswers::NextExpiry(absl::Duration timeout) const {

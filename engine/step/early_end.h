@@ -19,8 +19,8 @@ struct EarlyEnd {
   std::string text = {};               // kAdmin: the operator's text
 };
 
-// Returns a status with the reason of the source, the stage that the request had reached and its
-// output tokens.
+// Returns a status with the reason of the source. For kDeadline, the status also names the stage
+// that the request had reached and the number of its output tokens.
 absl::Status EarlyEndStatus(const ScheduledRequest& live, const EarlyEnd& end);
 
 }  // namespace quire::engine

@@ -8,14 +8,14 @@ namespace quire::engine {
 namespace {
 
 // A late mask may delay the other rows of a step by this fraction of the step's expected time, or
-// by kMinPatience if that is longer.
-constexpr double kPatienceShare = 0.05;
-constexpr absl::Duration kMinPatience = absl::Microseconds(200);
+// by kMinWait if that is longer.
+constexpr double kMaxDelayFraction = 0.05;
+constexpr absl::Duration kMinWait = absl::Microseconds(200);
 // The computation of masks may take this fraction of the expected time of a step, counted from its
 // launch.
-constexpr double kStepShare = 0.8;
+constexpr double kStepFraction = 0.8;
 // Maximum wait if the step has no other rows, or if nothing else can run.
-constexpr absl::Duration kLonePatience = absl::Milliseconds(20);
+constexpr absl::Duration kMaxWait = absl::Milliseconds(20);
 
 // REQUIRES: the mask is ready.
 bool IsComplete(const Sequence& sequence) {
@@ -71,7 +71,7 @@ void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Durati
   if (awaited_.empty()) return;
   // `expected` is the time of the last step, which may have computed a long prompt. It is therefore
   // clamped.
-  masks_.WaitAll(awaited_, std::clamp(expected * kPatienceShare, kMinPatience, kLonePatience));
+  masks_.WaitAll(awaited_, std::clamp(expected * kMaxDelayFraction, kMinWait, kMaxWait));
 }
 
 void MaskGate::HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted) {
@@ -105,12 +105,12 @@ void MaskGate::AwaitLateSamples(const InFlightStep& step) {
   }
   has_others |= step.batch.rows.size() > sampled_rows;  // prompts that do not sample in this step
   if (awaited_.empty()) return;
-  absl::Duration patience = kLonePatience;
+  absl::Duration timeout = kMaxWait;
   if (has_others) {
-    patience = std::max({kMinPatience, step.expected * kPatienceShare,
-                         step.expected * kStepShare - (clock_->Now() - step.launched)});
+    timeout = std::max({kMinWait, step.expected * kMaxDelayFraction,
+                        step.expected * kStepFraction - (clock_->Now() - step.launched)});
   }
-  masks_.WaitAll(awaited_, patience);
+  masks_.WaitAll(awaited_, timeout);
 }
 
 void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step) {
@@ -133,7 +133,7 @@ std::span<Sequence* const> MaskGate::FindEnds(std::span<Sequence* const> running
                                               std::span<Sequence* const> preempted) {
   ends_.clear();
   if (num_masked_ == 0) return ends_;
-  const auto look_at = [&](Sequence* sequence) {
+  const auto check = [&](Sequence* sequence) {
     if (sequence->mask == nullptr || !sequence->mask->is_ready()) return;
     if (!sequence->mask->status().ok() || IsComplete(*sequence)) {
       ends_.push_back(sequence);
@@ -141,8 +141,8 @@ std::span<Sequence* const> MaskGate::FindEnds(std::span<Sequence* const> running
       sequence->awaits_mask = false;
     }
   };
-  std::ranges::for_each(running, look_at);
-  std::ranges::for_each(preempted, look_at);
+  std::ranges::for_each(running, check);
+  std::ranges::for_each(preempted, check);
   return ends_;
 }
 
@@ -156,7 +156,7 @@ bool MaskGate::AwaitAny(std::span<Sequence* const> running, std::span<Sequence* 
   };
   std::ranges::for_each(running, add);
   std::ranges::for_each(preempted, add);
-  if (!awaited_.empty()) masks_.WaitAny(awaited_, kLonePatience);
+  if (!awaited_.empty()) masks_.WaitAny(awaited_, kMaxWait);
   return is_any_stalled;
 }
 
