@@ -86,7 +86,7 @@ constexpr std::uint32_t TmaScaleWindow(std::uint32_t tile) {
   return tile + kScaleAlignment;
 }
 
-// The properties of a cache or a tensor that builders use.
+// The properties of a cache or a tensor that plans are made from.
 struct TmaSource {
   const void* base = nullptr;
   DType dtype = DType::kInvalid;
@@ -128,8 +128,8 @@ TmaSource TmaSourceOf(const cache::PagedKVCache<T, Params, P, Scale, G>& view) {
   return source;
 }
 
-// The types that each builder accepts. Overloads of TmaSourceOf for other types are found by
-// argument-dependent lookup (reference/tma_reference_source.h).
+// The types that each builder of tensor maps (tma_descriptor.h) accepts. Overloads of TmaSourceOf
+// for other types are found by argument-dependent lookup (reference/tma_reference_source.h).
 template <typename C>
 concept TmaReadable = requires(const C& c) {
   TmaSourceOf(c);
@@ -152,7 +152,7 @@ inline constexpr std::uint32_t kMaxTmaRank = 5;
 // boxes begin with the fastest dimension. There is no interleave, element strides are 1, and reads
 // out of bounds are zero.
 struct TmaPlan {
-  absl::string_view builder;             // for messages
+  absl::string_view builder;             // name of the function that creates the map, for messages
   std::int32_t compute_capability = 90;  // minimum, 90 for 9.0
   const void* base = nullptr;
   DType dtype = DType::kInvalid;  // element type of the map; one-byte types are mapped as bytes
@@ -162,7 +162,8 @@ struct TmaPlan {
   std::array<std::uint32_t, kMaxTmaRank> box{};
   TmaSwizzle swizzle = TmaSwizzle::kNone;
   TmaL2Promotion l2 = TmaL2Promotion::kNone;
-  // Rows, heads and columns that all copies of one stage fill. A multiple of the box.
+  // Rows, heads and columns that the copies of one tile fill in shared memory. A multiple of the
+  // box.
   std::array<std::uint32_t, 3> tile{};
 
   std::int64_t box_bytes() const;
@@ -172,8 +173,8 @@ struct TmaPlan {
 // Plans tiles of K or V for attention. A tile is tile_rows rows of one head. The map has extents
 // {D, H, rows} and box {unit, 1, TmaBoxRows}. Columns after the content read as zero, not as the
 // next head. For entry p of the tile's row table (PagedRowIndices) and chunk j, the copy has
-// coordinates (j * unit, head, row of p). Its destination is element (j * tile_rows + p * box rows)
-// * unit of the stage.
+// coordinates (j * unit, head, row of p). In shared memory its destination is element (j *
+// tile_rows + p * box rows) * unit of the tile.
 struct TmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // whole units; 0: all of the content
@@ -183,8 +184,8 @@ struct TmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& spec);
 
-// Plans the same tile addressed by page: coordinates (j * unit, head, row in page, page). The map
-// is bounded by the pages instead of the rows of the whole view.
+// Plans the same tile as PlanTmaTile, but addressed by page, with coordinates (j * unit, head, row
+// in page, page). The map is bounded by the pages instead of the rows of the whole view.
 absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileSpec& spec);
 
 // Plans loads or stores of the first n of tile_rows rows from row `start` on. The coordinates are
@@ -211,8 +212,8 @@ struct Gather4TmaTileSpec {
 };
 absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source, const Gather4TmaTileSpec& spec);
 
-// Plans the BF16 rope values of rope-aware rows like PlanTmaTile. padded_depth is the number of
-// bytes before them.
+// Plans tiles of the BF16 rope values of rope-aware rows, otherwise like PlanTmaTile. padded_depth
+// is the number of bytes before the rope values.
 struct RopeTmaTileSpec {
   std::uint32_t tile_rows = 0;
   std::uint32_t tile_columns = 0;  // rope values of a row
@@ -232,7 +233,7 @@ struct RopeGather4TmaTileSpec {
 absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
                                                const RopeGather4TmaTileSpec& spec);
 
-// Plans the f32 scales of consecutive rows, one per row. The box of a cache is
+// Plans copies of the f32 scales of consecutive rows, with one scale per row. The box of a cache is
 // TmaScaleWindow(tile_rows) scales and starts at the scale row rounded down to 16 bytes. The box of
 // a tensor is tile_rows scales.
 struct ScaleTmaTileSpec {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Writes a grammar in the EBNF of the grammar library, using only forms whose masks are exact.
+// Writes a grammar in the EBNF of the grammar library. Uses only constructs for which the library
+// computes exact token masks.
 //
 //   GrammarText grammar;
 //   const std::string digit = grammar.Character(CodePoints({{'0', '9'}}), Spelling::kPlain);

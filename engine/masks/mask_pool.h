@@ -75,10 +75,10 @@ class ChoiceMask {
   MaskSummary summary_;
   absl::Status status_;
   std::atomic<bool> ready_{false};
-  // The position in the queue, guarded by the mutex of the queue. `virtual_start_` grows by the
-  // time that the masks take. When a choice is queued, its virtual start is raised to that of the
-  // first choice in the queue, or to virtual_time_ if the queue is empty. Idle time thus gives no
-  // advantage.
+  // The fair-queueing state of the choice, guarded by the mutex of the pool. `virtual_start_` grows
+  // by the time that the masks take. When a choice is queued, its virtual start is raised to that
+  // of the first choice in the queue, or to virtual_time_ if the queue is empty. Idle time thus
+  // gives no advantage.
   absl::Duration virtual_start_ = absl::ZeroDuration();
   // The time that the last mask took, used as the estimate for the next one.
   absl::Duration last_cost_ = absl::ZeroDuration();

@@ -1,6 +1,7 @@
 #pragma once
 
-// The messages of the engine thread to an output worker about one request, in order.
+// A message from the engine thread to an output worker. The worker processes the items of a request
+// in order.
 
 #include <cstdint>
 #include <memory>

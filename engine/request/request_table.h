@@ -2,8 +2,8 @@
 
 // All live requests by tenant, principal and id, from Accept until the stream is finished.
 //
-// Place:      Accept, Cancel, AbortRequests and ListRequests use it. The last output item removes a
-//             request.
+// Place:      Accept, Cancel, AbortRequests and ListRequests use it. An output worker removes a
+//             request after its last output item.
 // Invariants: at most one live request per tenant, principal and id; at most `capacity` requests.
 // Threads:    thread-safe.
 // Lifetime:   owned by the engine.

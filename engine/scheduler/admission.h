@@ -1,6 +1,6 @@
 #pragma once
 
-// Decides which waiting or preempted request starts next, and proves that its pages fit.
+// Decides which waiting or preempted request starts next, and ensures that its pages fit.
 //
 // Order: preempted sequences by age, then the head of WaitingRequests. A head that is blocked by
 // missing rows or pages blocks the queue, so that a large request cannot starve. A head whose

@@ -1,7 +1,7 @@
 #pragma once
 
-// The result of planning: how many tokens of which sequences the coming step computes. Golden
-// traces compare it.
+// The result of planning: how many tokens of which sequences the coming step computes. Golden-trace
+// tests compare it.
 
 #include <cstdint>
 #include <vector>
