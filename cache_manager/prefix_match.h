@@ -28,7 +28,7 @@ struct PrefixMatch {
   // With states: number of further tokens in published pages that cannot be reused, because no
   // state follows them.
   std::uint32_t lost_tokens = 0;
-  bool collision = false;  // the match ended at a page with an equal key but other tokens
+  bool collision = false;  // the match ended at a key that belongs to another history
 };
 
 }  // namespace quire::cache

@@ -53,8 +53,8 @@ class KvPool {
   // Null if the geometry is not quantized.
   void* scales() const { return scales_.base(); }
 
-  // Return the bytes of one page: K and V of all layers. page_scales is empty if the geometry is
-  // not quantized. REQUIRES: page.value() < num_blocks; host memory.
+  // Return the bytes of one page: K and V of all layers of one layer group. page_scales is empty if
+  // the geometry is not quantized. REQUIRES: page.value() < num_blocks; host memory.
   std::span<std::byte> page_blocks(BlockId page) const { return blocks_.page(page); }
   std::span<std::byte> page_scales(BlockId page) const { return scales_.page(page); }
 
@@ -67,7 +67,7 @@ class KvPool {
   absl::Status CheckIntegrity() const;
 
  private:
-  // One allocation: equal pages between two guards.
+  // One allocation: pages of equal size between two guards.
   struct Region {
     DeviceBuffer buffer;
     std::int64_t guard_bytes = 0;  // size of each guard

@@ -7,8 +7,8 @@
 namespace quire::cache {
 
 // The step inputs of one layer group. The cache manager owns the arrays, whose addresses are fixed
-// for the life of the process. The continuous cache reads lookup_table as [max_rows], one block per
-// row, with lookup_stride 1.
+// for the life of the process. ContinuousBatchingKVCache reads lookup_table as [max_rows], one
+// block per row, with lookup_stride 1.
 struct KvStepInputs {
   // [max_rows, lookup_stride] page ids. Unassigned columns, free rows, and the leading columns that
   // no query of a window group reads are 0.

@@ -142,7 +142,8 @@ class Writer {
   }
 
   // Writes a gap and `next` in one rule, so that the library can precompute which tokens may follow
-  // the gap. With a separate gap rule it would have to search for each mask.
+  // the gap. With a separate rule for the gap, the library would have to search the grammar for
+  // each mask.
   Expression AfterGap(const Expression& next) {
     if (is_compact_) return next;
     if (num_fast_gaps_ == kMaxFastGaps) return GrammarText::Sequence({gap_, next});
@@ -151,7 +152,7 @@ class Writer {
     return grammar_.Share(GrammarText::Choice(OptionsWithGap(copied)));
   }
 
-  // Writes what follows a comma or a colon.
+  // Writes `next` after a comma or a colon, with the white space before it.
   Expression AfterMark(const Expression& next) {
     if (is_compact_) return GrammarText::Sequence({GrammarText::Literal(" "), next});
     return AfterGap(next);
@@ -163,7 +164,7 @@ class Writer {
       const auto [id, rule] = waiting_[i];
       std::vector<Expression> options;
       for (const Shape& shape : document_.ShapesOf(id)) AddShape(shape, &options);
-      // Schema is only called for schemas that have a value.
+      // The method Schema is only called for schemas that have a value.
       if (options.empty()) {
         grammar_.Refuse("internal error: a schema has no value");
       } else {
@@ -379,7 +380,7 @@ class Writer {
     return GrammarText::Sequence(parts);
   }
 
-  // Writes a comma or a colon inside a constant, with few rules.
+  // Writes a comma or a colon inside a constant. Unlike Comma and BeforeValue, adds no rules.
   Expression ConstantMark(absl::string_view mark) const {
     return GrammarText::Sequence(
         {gap_, GrammarText::Literal(mark), is_compact_ ? GrammarText::Literal(" ") : gap_});

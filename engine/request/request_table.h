@@ -33,7 +33,7 @@ class RequestTable {
   void Reserve(std::size_t capacity);
   // Returns ALREADY_EXISTS / REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED / QUEUE_FULL at capacity, or the
   // error of `admit`, which acquires everything else that the request needs. No thread sees the
-  // request before `admit` has returned OK, so a rejected one cannot be cancelled, aborted or
+  // request before `admit` has returned OK, so a rejected request cannot be cancelled, aborted or
   // listed. REQUIRES: `admit` does not call this table.
   absl::Status Insert(std::shared_ptr<AcceptedRequest> accepted, absl::Duration retry_delay,
                       absl::FunctionRef<absl::Status()> admit);

@@ -53,7 +53,7 @@ struct ScheduledRequest {
   const Request& request;       // accepted->request
   const std::uint64_t arrival;  // accepted->arrival
 
-  PreparedPrompt prompt;  // set when prepared; tokens and keys move to the first sequence
+  PreparedPrompt prompt;  // set by kPrepared; its tokens and keys move to the first sequence
   std::vector<std::unique_ptr<Sequence>> sequences;  // one per choice
   bool holds_queue_slot = true;                      // counts against limits.max_queued_requests
   bool was_scheduled = false;

@@ -46,7 +46,7 @@ enum class SequenceState : std::uint8_t {
 
 // Event that a sequence in kWaiting waits for.
 enum class WaitCause : std::uint8_t {
-  kNone,        // it is in another state
+  kNone,        // the sequence is not in kWaiting
   kPrompt,      // a text worker prepares the prompt
   kFirstChoice  // the first choice computes the prompt: this one has a row and no pages
 };
