@@ -40,9 +40,9 @@ class FiniteProof {
   // See CacheManager::SetProven and proven_tokens.
   void SetProven(BatchRow row, std::uint32_t tokens);
   std::uint32_t proven_tokens(BatchRow row) const;
-  // `pages` are the pages of the row's last, partly filled column, one per group. Marks them proven
-  // if the row's proof covers `computed_tokens`. Excepts a page that begins before the window of
-  // the last proven token.
+  // `pages` are the pages of the row's last, partly filled column, one per group. If the row's
+  // proof covers `computed_tokens`, marks each of these pages proven that does not begin before the
+  // window of the last proven token.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
   // Called before one of the row's pages in `column` is replaced by `page`.
   void OnReplace(BatchRow row, std::uint32_t column, BlockId page);

@@ -61,7 +61,7 @@ class LookupTable {
   void Skip(BatchRow row);
   // REQUIRES: has_page(row, column); `page` is not the null page.
   void Replace(BatchRow row, std::uint32_t column, BlockId page);
-  // Removes the last or the first page of the row and returns it. REQUIRES: the row has a page.
+  // Remove and return the last or the first page of the row. REQUIRES: the row has a page.
   BlockId PopBack(BatchRow row);
   BlockId PopFront(BatchRow row);
   // Makes column 0 the next column of the row again. REQUIRES: the row has no page.

@@ -92,7 +92,7 @@ struct ConstraintSpec {
   bool starts_after_reasoning = false;
   bool start_depends_on_prompt = false;
 
-  std::int64_t InputBytes() const;  // size of everything that the client sent
+  std::int64_t InputBytes() const;  // total size of the client's texts in the spec
   friend bool operator==(const ConstraintSpec&, const ConstraintSpec&) = default;
 };
 
@@ -117,8 +117,8 @@ class ConstraintMatcher {
   // Advances by one token. An end token is accepted where the text may end, and no token is
   // accepted after it. Errors: INVALID_ARGUMENT for a token that the mask excludes, which leaves
   // the state unchanged; RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state or the
-  // work for the token exceeds its limit. Both grow with the number of ways to parse the accepted
-  // tokens. After RESOURCE_EXHAUSTED, all later calls fail as well.
+  // work for the token exceeds its limit. The state and the work grow with the number of ways to
+  // parse the accepted tokens. After RESOURCE_EXHAUSTED, all later calls fail as well.
   virtual absl::Status Accept(std::int32_t token) = 0;
 
   // Writes the mask of the next token. Errors: RESOURCE_EXHAUSTED as in Accept. REQUIRES:

@@ -10,9 +10,9 @@
 // Invariants: a SchemaId identifies an intersection: a list of nodes of the document, all of which
 //             a value must satisfy. $ref and allOf add nodes to the list. anyOf and similar
 //             keywords add alternative shapes. Equal intersections, even recursive ones, have one
-//             SchemaId, so there are finitely many. Other documents are not fetched. Reading takes
-//             at most kMaxSchemaSteps and recurses at most kMaxSchemaNesting deep, for any
-//             references. Its memory is proportional to the document and the steps.
+//             SchemaId, so the number of intersections is finite. Other documents are not fetched.
+//             Reading takes at most kMaxSchemaSteps and recurses at most kMaxSchemaNesting deep,
+//             for any references. Its memory is proportional to the document and the steps.
 // Threads:    one thread at a time.
 // Lifetime:   owns the document.
 
@@ -135,9 +135,9 @@ class SchemaDocument {
 
   ~SchemaDocument();
 
-  // Reads everything that the root refers to. Returns BAD_CONSTRAINT if the schema is rejected. Its
-  // metadata contain `pointer` and `keyword` of the first reason, and in `reasons` all reasons, at
-  // most kMaxSchemaReasons. Excerpts of the document in the message are truncated.
+  // Reads everything that the root refers to. Returns BAD_CONSTRAINT if the schema is rejected. The
+  // metadata of this error contain `pointer` and `keyword` of the first reason, and in `reasons`
+  // the first kMaxSchemaReasons reasons. Long excerpts of the document are truncated.
   absl::Status Check(UnenforcedPolicy policy = UnenforcedPolicy::kRefuse);
 
   // Valid after Check. A schema accepts the values of each of its shapes. A schema without shapes

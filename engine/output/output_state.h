@@ -44,9 +44,9 @@ class OutputState {
   bool AddToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);
   // Called after the choice's last token, or for kChoiceEnd.
   void EndChoice(const OutputItem& item);
-  // Counts the end of the request. The caller finishes the stream.
+  // Updates the metrics for the end of the request. The caller finishes the stream.
   void EndRequest(const OutputItem& item, absl::Time now, EngineProbe& probe);
-  // Returns the sum over all choices.
+  // Returns the usage of the request. Output tokens are summed over all choices.
   Usage TotalUsage() const;
   // Returns the time from accept until the first token of any choice was handled, or 0 if there was
   // none.

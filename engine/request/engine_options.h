@@ -67,7 +67,7 @@ struct EngineOptions : HotOptions {
   std::int32_t vocab_size = 0;  // number of token ids, including padding
   std::int32_t max_context_tokens = 0;
   std::vector<std::int32_t> eos_token_ids;
-  std::optional<std::int32_t> bos_token_id;  // used as the empty context of Task::kScore
+  std::optional<std::int32_t> bos_token_id;  // replaces an empty context of a ScorePrompt
   bool has_head = true;                      // false: the model supports Task::kEmbed only
   // scheduler.*
   AdmissionMode admission = AdmissionMode::kSafe;
@@ -82,7 +82,7 @@ struct EngineOptions : HotOptions {
   // Null: structured output is not available. It outlives the engine.
   ConstraintCompiler* constraints = nullptr;
   std::int32_t mask_threads = 1;
-  // Maximum steps that are launched before the oldest is collected, if the runner supports as many.
+  // Maximum number of steps in flight. A runner that supports fewer steps lowers it.
   std::int32_t max_steps_in_flight = 2;
   // Time that a failing engine waits for its output workers before it calls on_fatal.
   absl::Duration answer_timeout = absl::Seconds(5);
@@ -92,8 +92,8 @@ struct EngineOptions : HotOptions {
   // may wait for the engine. on_failing is called first, while all requests are still open, so that
   // health checks can fail. Then every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage
   // and a retry delay. Then on_fatal is called, and the process should exit. The status is the
-  // runner's (IsDeviceLost of base/cuda_status.h: reason DEVICE_LOST), or INTERNAL / ENGINE_DIED if
-  // the engine thread itself failed.
+  // runner's error with reason DEVICE_LOST, or INTERNAL / ENGINE_DIED if the engine thread itself
+  // failed.
   std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 
