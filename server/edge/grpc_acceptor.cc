@@ -37,7 +37,8 @@ using Error = boost::system::error_code;
 
 constexpr int kThreads = 2;
 constexpr std::chrono::seconds kTick{1};
-// Number of connections to which Tick is posted before other work can run.
+// Maximum number of connections that one call of GrpcAcceptor::Tick ticks. Other work of the strand
+// can run between calls.
 constexpr std::size_t kTickBatchSize = 64;
 // Maximum number of closed connections that are skipped before other work can run.
 constexpr int kMaxSkipped = 256;
@@ -59,7 +60,7 @@ tcp::endpoint ToTcp(const Generic::endpoint& endpoint) {
 }
 
 // Returns true if the client has closed or half-closed the connection. The kernel does not tell
-// these cases apart. Clients of gRPC never half-close.
+// these cases apart. gRPC clients never half-close a TCP connection.
 bool HasClosed(StreamSocket& socket) {
   pollfd closed = {.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
   return poll(&closed, 1, /*timeout=*/0) == 1;
@@ -72,13 +73,14 @@ GrpcAcceptor::GrpcAcceptor(GrpcAcceptorOptions options)
       nonce_(absl::StrCat("quire-", absl::Hex(std::random_device()()),
                           absl::Hex(std::random_device()()), "-")),
       num_open_(options_.registry->AddGauge("quire_grpc_connections_active",
-                                            "Connections of the gRPC listeners that are open.")),
+                                            "Open connections of the gRPC listeners.")),
       connections_(options_.max_connections, options_.max_connections_per_address),
       io_(kThreads),
-      watched_(&io_),
+      descriptor_blocks_(&io_),
       tls_(options_.certificates == nullptr
                ? nullptr
-               : std::make_unique<TlsContext>(options_.certificates, /*may_require=*/true,
+               : std::make_unique<TlsContext>(options_.certificates,
+                                              /*may_require_client_certificate=*/true,
                                               TlsProtocol::kHttp2)),
       work_(net::make_work_guard(io_)),
       strand_(net::make_strand(io_)),
@@ -183,7 +185,7 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
   Error error;
   const Generic::endpoint remote = socket.remote_endpoint(error);
   if (error) return;  // the client has closed already
-  const bool is_own = self_.RemoveIfOwn(remote);
+  const bool is_from_self = self_.RemoveIfOwn(remote);
   const bool is_unix = remote.protocol().family() == AF_UNIX;
   Peer peer = {.address = "unix:", .is_local_socket = is_unix};
   std::string network;
@@ -193,8 +195,8 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
     peer.address = AddressOf(address);
     network = PeerAddressOf(address.address()).network;
   }
-  const bool has_tls = tls_ != nullptr && !is_unix && !is_own;
-  const absl::Status room = is_own ? absl::OkStatus() : connections_.MakeRoom(network);
+  const bool has_tls = tls_ != nullptr && !is_unix && !is_from_self;
+  const absl::Status room = is_from_self ? absl::OkStatus() : connections_.MakeRoom(network);
   // No reason can be sent to a client that expects a TLS handshake.
   if (!room.ok() && has_tls) return CountClosed(peer, CloseCause::kTooMany, room.message());
   const auto context = has_tls ? tls_->Current() : nullptr;
@@ -204,10 +206,10 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
       &host_, number,
       has_tls ? NewTlsTransport(std::move(socket), context) : NewPlainTransport(std::move(socket)),
       std::move(peer), options_.frames, options_.times);
-  watched_.Add();
+  descriptor_blocks_.Add();
   num_open_.Add(1);
   connections_.Add(connection,
-                   room.ok() && !is_own ? std::optional(std::move(network)) : std::nullopt);
+                   room.ok() && !is_from_self ? std::optional(std::move(network)) : std::nullopt);
   room.ok() ? connection->Begin() : connection->Reject(CloseCause::kTooMany, room);
   if (is_closing_) connection->Abort();  // StopAccepting may not have seen this connection
 }
@@ -235,17 +237,17 @@ void GrpcAcceptor::CloseLargest() {
     }
   }
   if (largest == nullptr) return;
-  largest->Refuse(
-      CloseCause::kMemory,
-      absl::ResourceExhaustedError(absl::StrCat(
-          "incomplete messages take more than half of server.grpc.memory_bytes, ",
-          options_.max_unfinished_bytes, " bytes, and this connection has the most of them")));
+  largest->Refuse(CloseCause::kMemory,
+                  absl::ResourceExhaustedError(absl::StrCat(
+                      "incomplete messages take more than ", options_.max_unfinished_bytes,
+                      " bytes, which is half of server.grpc.memory_bytes, and this connection's "
+                      "take the most")));
 }
 
 // Connects a client to gRPC through a socket pair. Our end of the pair is bound to a name, which
-// handlers see as their peer. Other processes cannot connect to that name, because the socket does
-// not listen.
-absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Connect(
+// gRPC reports to the handlers of calls as their peer. Other processes cannot connect to that name,
+// because the socket does not listen.
+absl::StatusOr<GuardedConnectionHost::SocketToGrpc> GrpcAcceptor::Connect(
     std::uint64_t number, const net::any_io_executor& executor, const Peer& peer) {
   if (is_closing_) return absl::UnavailableError("the process is exiting");
   const std::string name = absl::StrCat(nonce_, number);
@@ -262,8 +264,8 @@ absl::StatusOr<GuardedConnectionHost::ToGrpc> GrpcAcceptor::Connect(
   }
   options_.peers->Add(grpc_name, peer);
   hand_over_(theirs.release());
-  watched_.Add();
-  return GuardedConnectionHost::ToGrpc{std::move(ours), std::move(grpc_name)};
+  descriptor_blocks_.Add();
+  return GuardedConnectionHost::SocketToGrpc{std::move(ours), std::move(grpc_name)};
 }
 
 void GrpcAcceptor::CountClosed(const Peer& peer, CloseCause cause, absl::string_view why) {
@@ -278,10 +280,10 @@ void GrpcAcceptor::CountClosed(const Peer& peer, CloseCause cause, absl::string_
 }
 
 void GrpcAcceptor::Remove(std::uint64_t number, const std::string& name) {
-  watched_.Remove();
+  descriptor_blocks_.Remove();
   if (!name.empty()) {
     options_.peers->Remove(name);
-    watched_.Remove();
+    descriptor_blocks_.Remove();
   }
   num_open_.Add(-1);
   connections_.Remove(number);

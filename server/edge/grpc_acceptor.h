@@ -113,7 +113,7 @@ class GrpcAcceptor {
   void OnAccepted(StreamSocket socket);
   void Tick(std::uint64_t first);
   void CloseLargest();
-  absl::StatusOr<GuardedConnectionHost::ToGrpc> Connect(
+  absl::StatusOr<GuardedConnectionHost::SocketToGrpc> Connect(
       std::uint64_t number, const boost::asio::any_io_executor& executor, const Peer& peer);
   void CountClosed(const Peer& peer, CloseCause cause, absl::string_view why);
   void Remove(std::uint64_t number, const std::string& name);
@@ -131,7 +131,7 @@ class GrpcAcceptor {
   GrpcConnections connections_;
 
   boost::asio::io_context io_;
-  WatchedDescriptors watched_;
+  WatchedDescriptors descriptor_blocks_;
   const std::unique_ptr<TlsContext> tls_;  // null: plain text
   boost::asio::executor_work_guard<Executor> work_;
   boost::asio::strand<Executor> strand_;  // runs the handlers of acceptors and timers

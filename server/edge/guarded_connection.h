@@ -59,14 +59,14 @@ absl::string_view CloseCauseName(CloseCause cause);
 
 // The functions of the acceptor that its connections call.
 struct GuardedConnectionHost {
-  struct ToGrpc {
+  struct SocketToGrpc {
     boost::asio::local::stream_protocol::socket socket;
     std::string name;  // gRPC's name for the connection
   };
   // Passes one end of a new socket pair to gRPC and returns the other end. Returns UNAVAILABLE if
   // the process is ending.
-  std::function<absl::StatusOr<ToGrpc>(std::uint64_t number, const boost::asio::any_io_executor&,
-                                       const Peer&)>
+  std::function<absl::StatusOr<SocketToGrpc>(std::uint64_t number,
+                                             const boost::asio::any_io_executor&, const Peer&)>
       connect;
   // Adds to the number of unfinished bytes of all connections.
   std::function<void(std::int64_t)> add_unfinished_bytes;

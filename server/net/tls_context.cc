@@ -65,8 +65,9 @@ std::shared_ptr<ssl::context> TlsContext::Current() {
   const std::shared_ptr<const Certificates> certificates = store_->current();
   MutexLock lock(&mutex_);
   if (context_ != nullptr && version_ == certificates->version) return context_;
-  auto context =
-      MakeContext(*certificates, may_require_ && store_->options().require_client_cert, protocol_);
+  auto context = MakeContext(
+      *certificates, may_require_client_certificate_ && store_->options().require_client_cert,
+      protocol_);
   if (context.ok()) {
     context_ = *std::move(context);
     version_ = certificates->version;

@@ -24,9 +24,13 @@ enum class TlsProtocol : std::uint8_t { kHttp1, kHttp2 };
 
 class TlsContext {
  public:
-  // If `may_require` is false, clients need no certificate, whatever the store's options are.
-  TlsContext(const CertificateStore* store, bool may_require, TlsProtocol protocol)
-      : store_(store), may_require_(may_require), protocol_(protocol) {}
+  // If `may_require_client_certificate` is false, clients need no certificate, whatever the options
+  // of `store` are.
+  TlsContext(const CertificateStore* store, bool may_require_client_certificate,
+             TlsProtocol protocol)
+      : store_(store),
+        may_require_client_certificate_(may_require_client_certificate),
+        protocol_(protocol) {}
 
   // Returns the context for a new connection, which is rebuilt when the store has new certificates.
   // If OpenSSL fails, although the store has checked the certificates, logs an error and returns
@@ -35,7 +39,7 @@ class TlsContext {
 
  private:
   const CertificateStore* const store_;
-  const bool may_require_;
+  const bool may_require_client_certificate_;
   const TlsProtocol protocol_;
   Mutex mutex_;
   std::shared_ptr<boost::asio::ssl::context> context_ ABSL_GUARDED_BY(mutex_);

@@ -55,11 +55,11 @@ class ConnectionFixture : public ::testing::Test {
  protected:
   ConnectionFixture() {
     host_.connect = [this](std::uint64_t, const boost::asio::any_io_executor&,
-                           const Peer&) -> absl::StatusOr<GuardedConnectionHost::ToGrpc> {
+                           const Peer&) -> absl::StatusOr<GuardedConnectionHost::SocketToGrpc> {
       if (!connect_.ok()) return connect_;
       is_connected_ = true;
       to_grpc_ = FileDescriptor(dup(grpc_.theirs.native_handle()));
-      return GuardedConnectionHost::ToGrpc{.socket = std::move(grpc_.theirs), .name = "name"};
+      return GuardedConnectionHost::SocketToGrpc{.socket = std::move(grpc_.theirs), .name = "name"};
     };
     host_.add_unfinished_bytes = [this](std::int64_t bytes) { unfinished_ += bytes; };
     host_.count_closed = [this](const Peer&, CloseCause cause, absl::string_view) {
