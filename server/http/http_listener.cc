@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(
   server.max_connections = options.max_connections;
   server.max_connections_per_address = options.max_connections_per_address;
   server.keep_alive = false;
-  server.admit = &RefuseBody;
+  server.check_before_body = &RefuseBody;
   server.is_probe = &IsProbe;
   server.certificates = certificates;
   server.requires_client_certificate = false;  // probes have none

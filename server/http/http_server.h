@@ -56,7 +56,7 @@ struct HttpServerOptions {
   // Called with the head of a request that has a body. If it returns an answer, the request is
   // refused with that answer before its body is read, so that a client without permission uses no
   // memory. The handler checks the whole request again. Null: all bodies are read.
-  std::function<std::optional<HttpAnswer>(const HttpRequest& head)> admit;
+  std::function<std::optional<HttpAnswer>(const HttpRequest& head)> check_before_body;
   // Returns true if the request is a health probe. A probe without a body is answered even on a
   // connection over the limit. Null: no request is a probe.
   std::function<bool(const HttpRequest& head)> is_probe;

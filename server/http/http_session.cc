@@ -183,7 +183,8 @@ std::optional<HttpAnswer> HttpSession::ProcessHead() {
         WithReason(absl::UnavailableError(over_limit_message_), Reason::kTooManyConnections));
   }
   if (reader_.is_complete()) return std::nullopt;
-  std::optional<HttpAnswer> refusal = options.admit ? options.admit(request) : std::nullopt;
+  std::optional<HttpAnswer> refusal =
+      options.check_before_body ? options.check_before_body(request) : std::nullopt;
   if (refusal) return refusal;
   const absl::Status encoding = CheckContentEncoding(request);
   if (!encoding.ok()) return MakeRefusal(encoding);

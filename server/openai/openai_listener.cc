@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     return service->RejectBeforeRead(reason, message, request);
   };
   server.is_probe = &OpenAiService::IsProbe;
-  server.admit = [service = &listener->service_](const HttpRequest& head) {
+  server.check_before_body = [service = &listener->service_](const HttpRequest& head) {
     return service->CheckBeforeBody(head);
   };
   server.certificates = certificates;

@@ -216,7 +216,7 @@ TEST_F(HttpServerTest, HeadsOfChunksAndTrailersAreBoundedToo) {
 
 TEST_F(HttpServerTest, BodiesOfRejectedHeadsAreNotRead) {
   HttpServerOptions options = Options();
-  options.admit = [](const HttpRequest& head) -> std::optional<HttpAnswer> {
+  options.check_before_body = [](const HttpRequest& head) -> std::optional<HttpAnswer> {
     if (head.Header("x-test") == "welcome") return std::nullopt;
     return HttpAnswer{.status = 401, .body = "who is there?"};
   };
