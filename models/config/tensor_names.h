@@ -117,7 +117,7 @@ struct TensorNames {
   bool stacked_in_halves = false;  // the columns of gate precede those of up
   // True: these stacks are [experts, outputs, inputs], and the rows of up follow those of gate.
   // Some files of such models, and of those with stacked_in_halves, have one tensor per expert.
-  bool stacks_have_rows = false;
+  bool stacks_are_output_major = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output
   // The shared expert: SHARED.shared_mlp_gate.weight and so on, without the dot if it is empty.

@@ -345,7 +345,8 @@ std::string PartName(const TensorNames& names, const TensorInfo& info, const Par
 ExpertStorage ExpertStorageOf(const TensorNames& names) {
   if (!names.down_stack.empty()) return ExpertStorage::kStacks;
   if (names.stacked_gate_up.empty()) return ExpertStorage::kPerExpert;
-  return names.stacks_have_rows ? ExpertStorage::kRowStacks : ExpertStorage::kTransposedStacks;
+  return names.stacks_are_output_major ? ExpertStorage::kRowStacks
+                                       : ExpertStorage::kTransposedStacks;
 }
 
 }  // namespace quire::models

@@ -46,16 +46,16 @@ constexpr TensorNames kNames3{.attn_out = "post_attention_layernorm",
                               .q_norm = "self_attn.q_norm",
                               .k_norm = "self_attn.k_norm"};
 
-constexpr absl::string_view kArchitecturesOfVision[] = {"Gemma3ForConditionalGeneration"};
-constexpr absl::string_view kModelTypesOfVision[] = {"gemma3"};
+constexpr absl::string_view kVisionArchitectures[] = {"Gemma3ForConditionalGeneration"};
+constexpr absl::string_view kVisionModelTypes[] = {"gemma3"};
 constexpr absl::string_view kVisionPrefixes[] = {"vision_tower.", "multi_modal_projector."};
-constexpr ConfigDefaults DefaultsInVision() {
+constexpr ConfigDefaults DefaultsInVisionModel() {
   ConfigDefaults defaults = kDefaults3;
   defaults.vocab_size = 262208;
   defaults.num_attention_heads = 8;
   return defaults;
 }
-constexpr TensorNames NamesInVision() {
+constexpr TensorNames NamesInVisionModel() {
   TensorNames names = kNames3;
   names.skipped = kVisionPrefixes;
   names.embedding = "language_model.model.embed_tokens";
@@ -149,16 +149,16 @@ const Family& Gemma3Family() {
   return kFamily;
 }
 
-const Family& Gemma3TextOfVisionFamily() {
+const Family& Gemma3VisionFamily() {
   static const Family kFamily{.name = "gemma3_vision",
-                              .architectures = kArchitecturesOfVision,
-                              .model_types = kModelTypesOfVision,
-                              .defaults = DefaultsInVision(),
+                              .architectures = kVisionArchitectures,
+                              .model_types = kVisionModelTypes,
+                              .defaults = DefaultsInVisionModel(),
                               .activations = kActivations,
                               .keys = kKeys3,
                               .windows = WindowRule::kPattern,
                               .text_model_type = "gemma3_text",
-                              .names = NamesInVision(),
+                              .names = NamesInVisionModel(),
                               .gguf_architecture = "",
                               .gguf_names = {},
                               .build_spec = BuildSpec3};

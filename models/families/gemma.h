@@ -16,6 +16,6 @@ const Family& Gemma2Family();
 const Family& Gemma3Family();
 // The text model of a Gemma 3 with a vision tower (4B and larger). The tower is ignored, so image
 // input is not supported.
-const Family& Gemma3TextOfVisionFamily();
+const Family& Gemma3VisionFamily();
 
 }  // namespace quire::models

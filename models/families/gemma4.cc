@@ -60,7 +60,7 @@ constexpr TensorNames kNames{.attn_out = "post_attention_layernorm",
                              .expert_scale = "router.per_expert_scale",
                              .stacked_gate_up = "gate_up_proj",
                              .stacked_down = "down_proj",
-                             .stacks_have_rows = true};
+                             .stacks_are_output_major = true};
 
 constexpr TensorNames GgufNames() {
   TensorNames names = WithGgufExperts(kGgufNames);
@@ -97,11 +97,11 @@ constexpr absl::string_view kGgufKeys[] = {"expert_count",
 
 constexpr absl::string_view kArchitectures[] = {"Gemma4ForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"gemma4_text"};
-constexpr absl::string_view kArchitecturesOfVision[] = {"Gemma4ForConditionalGeneration"};
-constexpr absl::string_view kModelTypesOfVision[] = {"gemma4"};
+constexpr absl::string_view kVisionArchitectures[] = {"Gemma4ForConditionalGeneration"};
+constexpr absl::string_view kVisionModelTypes[] = {"gemma4"};
 constexpr absl::string_view kTowerPrefixes[] = {"model.vision_tower.", "model.audio_tower.",
                                                 "model.embed_vision.", "model.embed_audio."};
-constexpr TensorNames NamesInVision() {
+constexpr TensorNames NamesInVisionModel() {
   TensorNames names = kNames;
   names.skipped = kTowerPrefixes;
   names.embedding = "model.language_model.embed_tokens";
@@ -236,10 +236,10 @@ const Family& Gemma4Family() {
   return kFamily;
 }
 
-const Family& Gemma4TextOfVisionFamily() {
+const Family& Gemma4VisionFamily() {
   static const Family kFamily{.name = "gemma4_vision",
-                              .architectures = kArchitecturesOfVision,
-                              .model_types = kModelTypesOfVision,
+                              .architectures = kVisionArchitectures,
+                              .model_types = kVisionModelTypes,
                               .defaults = kDefaults,
                               .activations = kActivations,
                               .keys = kKeys,
@@ -247,7 +247,7 @@ const Family& Gemma4TextOfVisionFamily() {
                               .has_full_last_layer = true,
                               .text_model_type = "gemma4_text",
                               .default_rope = &DefaultRope(),
-                              .names = NamesInVision(),
+                              .names = NamesInVisionModel(),
                               .gguf_architecture = "",
                               .gguf_names = {},
                               .build_spec = BuildSpec};

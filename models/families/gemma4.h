@@ -16,6 +16,6 @@ namespace quire::models {
 const Family& Gemma4Family();
 // The text model of a Gemma 4 with towers, which are ignored: image and audio input is not
 // supported.
-const Family& Gemma4TextOfVisionFamily();
+const Family& Gemma4VisionFamily();
 
 }  // namespace quire::models

@@ -9,8 +9,8 @@ namespace {
 
 constexpr absl::string_view kArchitectures[] = {"Llama4ForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"llama4_text"};
-constexpr absl::string_view kArchitecturesOfVision[] = {"Llama4ForConditionalGeneration"};
-constexpr absl::string_view kModelTypesOfVision[] = {"llama4"};
+constexpr absl::string_view kVisionArchitectures[] = {"Llama4ForConditionalGeneration"};
+constexpr absl::string_view kVisionModelTypes[] = {"llama4"};
 constexpr absl::string_view kVisionPrefixes[] = {"vision_model.", "multi_modal_projector."};
 constexpr absl::string_view kKeys[] = {"attention_bias",
                                        "attention_chunk_size",
@@ -54,7 +54,7 @@ constexpr TensorNames kGgufTensors = WithGgufSharedExpert(WithGgufExperts(kGgufN
 constexpr absl::string_view kGgufKeys[] = {"expert_count", "expert_used_count",
                                            "expert_feed_forward_length",
                                            "interleave_moe_layer_step", "attention.sliding_window"};
-constexpr TensorNames NamesInVision() {
+constexpr TensorNames NamesInVisionModel() {
   TensorNames names = kNames;
   names.skipped = kVisionPrefixes;
   names.embedding = "language_model.model.embed_tokens";
@@ -111,15 +111,15 @@ const Family& Llama4Family() {
   return kFamily;
 }
 
-const Family& Llama4TextOfVisionFamily() {
+const Family& Llama4VisionFamily() {
   static const Family kFamily{.name = "llama4_vision",
-                              .architectures = kArchitecturesOfVision,
-                              .model_types = kModelTypesOfVision,
+                              .architectures = kVisionArchitectures,
+                              .model_types = kVisionModelTypes,
                               .defaults = kDefaults,
                               .keys = kKeys,
                               .text_model_type = "llama4_text",
                               .may_omit_qk_norm = true,
-                              .names = NamesInVision(),
+                              .names = NamesInVisionModel(),
                               .gguf_architecture = "",
                               .gguf_names = {},
                               .build_spec = BuildSpec};

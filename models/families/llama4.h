@@ -12,6 +12,6 @@
 namespace quire::models {
 
 const Family& Llama4Family();
-const Family& Llama4TextOfVisionFamily();
+const Family& Llama4VisionFamily();
 
 }  // namespace quire::models

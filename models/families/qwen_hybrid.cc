@@ -13,10 +13,10 @@ constexpr absl::string_view kArchitectures35[] = {"Qwen3_5ForCausalLM"};
 constexpr absl::string_view kModelTypes35[] = {"qwen3_5_text"};
 constexpr absl::string_view kArchitecturesMoe[] = {"Qwen3_5MoeForCausalLM"};
 constexpr absl::string_view kModelTypesMoe[] = {"qwen3_5_moe_text"};
-constexpr absl::string_view kArchitectures35OfVision[] = {"Qwen3_5ForConditionalGeneration"};
-constexpr absl::string_view kModelTypes35OfVision[] = {"qwen3_5"};
-constexpr absl::string_view kArchitecturesMoeOfVision[] = {"Qwen3_5MoeForConditionalGeneration"};
-constexpr absl::string_view kModelTypesMoeOfVision[] = {"qwen3_5_moe"};
+constexpr absl::string_view kVisionArchitectures35[] = {"Qwen3_5ForConditionalGeneration"};
+constexpr absl::string_view kVisionModelTypes35[] = {"qwen3_5"};
+constexpr absl::string_view kVisionArchitecturesMoe[] = {"Qwen3_5MoeForConditionalGeneration"};
+constexpr absl::string_view kVisionModelTypesMoe[] = {"qwen3_5_moe"};
 
 constexpr LayerTypeName kLayerTypes[] = {{"linear_attention", LayerBranch::kRecurrent},
                                          {"full_attention", LayerBranch::kAttention}};
@@ -54,7 +54,8 @@ constexpr ConfigDefaults kDefaults35{.max_position_embeddings = 32768,
                                      .num_key_value_heads = 4,
                                      .head_dim = 256,
                                      .partial_rotary_factor = 0.25};
-// All layers are MoE layers, so intermediate_size is absent from files and has no effect.
+// All layers are MoE layers, so config.json need not have intermediate_size. Its default makes the
+// key optional and has no other effect.
 constexpr ConfigDefaults kDefaultsMoe{.max_position_embeddings = 32768,
                                       .num_key_value_heads = 2,
                                       .head_dim = 256,
@@ -63,10 +64,9 @@ constexpr ConfigDefaults kDefaultsMoe{.max_position_embeddings = 32768,
                                       .moe_intermediate_size = 512,
                                       .intermediate_size = 512,
                                       .shared_expert_intermediate_size = 512,
-                                      .partial_rotary_factor = 0.25,
-                                      .norm_topk_prob = true};
+                                      .partial_rotary_factor = 0.25};
 
-constexpr TensorNames NamesWithoutInputs() {
+constexpr TensorNames NamesWithoutInputProjections() {
   TensorNames names;
   names.q_norm = "self_attn.q_norm";
   names.k_norm = "self_attn.k_norm";
@@ -81,21 +81,21 @@ constexpr TensorNames NamesWithoutInputs() {
 }
 
 constexpr TensorNames NamesNext() {
-  TensorNames names = NamesWithoutInputs();
+  TensorNames names = NamesWithoutInputProjections();
   names.in_qkvz = "linear_attn.in_proj_qkvz";
   names.in_ba = "linear_attn.in_proj_ba";
   return names;
 }
 
 constexpr TensorNames Names35() {
-  TensorNames names = NamesWithoutInputs();
+  TensorNames names = NamesWithoutInputProjections();
   names.in_qkv = "linear_attn.in_proj_qkv";
   names.in_z = "linear_attn.in_proj_z";
   names.in_b = "linear_attn.in_proj_b";
   names.in_a = "linear_attn.in_proj_a";
   names.stacked_gate_up = "gate_up_proj";
   names.stacked_down = "down_proj";
-  names.stacks_have_rows = true;
+  names.stacks_are_output_major = true;
   return names;
 }
 
@@ -106,7 +106,7 @@ constexpr auto kGgufKeysMoe =
     JoinKeys(kGgufKeys, {"expert_count", "expert_used_count", "expert_feed_forward_length",
                          "expert_shared_feed_forward_length"});
 
-constexpr TensorNames GgufNamesWithoutRates() {
+constexpr TensorNames GgufNamesWithoutBetaAlpha() {
   TensorNames names = WithGgufSharedExpert(WithGgufExperts(kGgufNames));
   names.mlp_in = "post_attention_norm";
   names.q_norm = "attn_q_norm";
@@ -123,23 +123,23 @@ constexpr TensorNames GgufNamesWithoutRates() {
 }
 
 constexpr TensorNames GgufNamesNext() {
-  TensorNames names = GgufNamesWithoutRates();
+  TensorNames names = GgufNamesWithoutBetaAlpha();
   names.in_ba = "ssm_ba";
   return names;
 }
 
 constexpr TensorNames GgufNames35() {
-  TensorNames names = GgufNamesWithoutRates();
+  TensorNames names = GgufNamesWithoutBetaAlpha();
   names.in_b = "ssm_beta";
   names.in_a = "ssm_alpha";
   return names;
 }
 
-constexpr absl::string_view kSkippedInVision[] = {"model.visual."};
+constexpr absl::string_view kVisionTensors[] = {"model.visual."};
 
-constexpr TensorNames NamesInVision() {
+constexpr TensorNames NamesInVisionModel() {
   TensorNames names = Names35();
-  names.skipped = kSkippedInVision;
+  names.skipped = kVisionTensors;
   names.embedding = "model.language_model.embed_tokens";
   names.final_norm = "model.language_model.norm";
   names.layer_prefix = "model.language_model.layers.";
@@ -153,7 +153,8 @@ RecurrentSpec GatedDeltaRule(const ModelConfig& config) {
   return recurrent;
 }
 
-// Converters to GGUF reorder the heads of Qwen3.5 and later models.
+// GGUF converters reorder the value heads of Qwen3.5 and later models, so that head h reads key
+// head h % key_heads.
 void TileKeyHeads(const ModelConfig& config, ModelSpec* spec) {
   if (!config.is_gguf) return;
   for (LayerSpec& layer : spec->layers) {
@@ -162,7 +163,8 @@ void TileKeyHeads(const ModelConfig& config, ModelSpec* spec) {
   }
 }
 
-// Norms multiply by 1 + weight, except the gated norm of recurrent layers.
+// Norms multiply by 1 + weight, except the gated norm of recurrent layers. In GGUF files the
+// stored weights already are these sums (RmsNormSpec).
 absl::StatusOr<ModelSpec> HybridSpec(const ModelConfig& config, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
   const NormSpec norm = RmsNormSpec(config, /*weight_offset=*/1);
@@ -201,16 +203,16 @@ absl::StatusOr<ModelSpec> Build35(const ModelConfig& config) {
 }
 
 absl::StatusOr<ModelSpec> BuildMoe(const ModelConfig& config) {
-  ModelConfig always = config;
-  always.moe.norm_topk_prob = true;  // the key is not read
-  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, MoeSpecOf(always, Qwen35MoeFamily()));
+  ModelConfig renormalizing = config;
+  renormalizing.moe.norm_topk_prob = true;  // the family has no norm_topk_prob key
+  QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, MoeSpecOf(renormalizing, Qwen35MoeFamily()));
   TileKeyHeads(config, &spec);
   return spec;
 }
 
-Family InVision(Family family) {
+Family TextPartOfVisionModel(Family family) {
   family.text_model_type = family.model_types[0];
-  family.names = NamesInVision();
+  family.names = NamesInVisionModel();
   family.gguf_architecture = "";
   return family;
 }
@@ -262,23 +264,23 @@ const Family& Qwen35MoeFamily() {
   return kFamily;
 }
 
-const Family& Qwen35TextOfVisionFamily() {
+const Family& Qwen35VisionFamily() {
   static const Family kFamily = [] {
-    Family family = InVision(Qwen35Family());
+    Family family = TextPartOfVisionModel(Qwen35Family());
     family.name = "qwen3_5_vision";
-    family.architectures = kArchitectures35OfVision;
-    family.model_types = kModelTypes35OfVision;
+    family.architectures = kVisionArchitectures35;
+    family.model_types = kVisionModelTypes35;
     return family;
   }();
   return kFamily;
 }
 
-const Family& Qwen35MoeTextOfVisionFamily() {
+const Family& Qwen35MoeVisionFamily() {
   static const Family kFamily = [] {
-    Family family = InVision(Qwen35MoeFamily());
+    Family family = TextPartOfVisionModel(Qwen35MoeFamily());
     family.name = "qwen3_5_moe_vision";
-    family.architectures = kArchitecturesMoeOfVision;
-    family.model_types = kModelTypesMoeOfVision;
+    family.architectures = kVisionArchitecturesMoe;
+    family.model_types = kVisionModelTypesMoe;
     return family;
   }();
   return kFamily;

@@ -12,7 +12,7 @@ const Family& Qwen3NextFamily();
 const Family& Qwen35Family();
 const Family& Qwen35MoeFamily();
 // The text models in files with a vision tower, whose weights are skipped.
-const Family& Qwen35TextOfVisionFamily();
-const Family& Qwen35MoeTextOfVisionFamily();
+const Family& Qwen35VisionFamily();
+const Family& Qwen35MoeVisionFamily();
 
 }  // namespace quire::models

@@ -41,7 +41,7 @@ class RowFinder {
       prefixes_.push_back(BlockPrefix(names, static_cast<BlockKind>(kind), index));
     }
     std::string& moe = prefixes_[static_cast<std::size_t>(BlockKind::kMoe)];
-    if ((names.stacks_have_rows || names.stacked_in_halves) &&
+    if ((names.stacks_are_output_major || names.stacked_in_halves) &&
         finder.Peek(absl::StrCat(moe, "experts.", names.stacked_gate_up)) == nullptr) {
       names_.stacked_gate_up = names_.stacked_down = "";
     }
