@@ -89,14 +89,14 @@ std::string FormOf(const PackedLinear& weight) {
   }
   if (weight.has_zero_points()) absl::StrAppend(&form, " zero points");
   if (weight.act_order() != nullptr) absl::StrAppend(&form, " act-order");
-  if (weight.is_row_major()) absl::StrAppend(&form, " by fp8");
+  if (weight.has_row_major_fp8()) absl::StrAppend(&form, " by fp8");
   return form;
 }
 
 // Returns the maximum relative error in the Euclidean norm. f32 sums differ only in their order.
 // e4m3 sums keep about 14 bits of the largest addend. bf16 results are rounded.
 double LimitOf(const PackedLinear& weight, DType y) {
-  const double sums = weight.is_row_major() ? 2e-3 : 1e-4;
+  const double sums = weight.has_row_major_fp8() ? 2e-3 : 1e-4;
   return y == DType::kBF16 ? 4e-3 + sums : sums;
 }
 
@@ -434,7 +434,7 @@ void ProductCheck::SetReference(const Use& use, const PackedLinear& weight, cons
                                 Product* product) {
   const bool is_plain_f32 =
       weight.format() == WeightFormat::kPlain && context_->activation() == DType::kF32;
-  if (!weight.is_row_major() && !is_plain_f32) {
+  if (!weight.has_row_major_fp8() && !is_plain_f32) {
     product->reference = [this, use, &weight, bias](const Product::Inputs& inputs) {
       return ScalarReference(use, weight, bias, inputs);
     };
@@ -505,7 +505,7 @@ absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
 absl::StatusOr<HostMatrix> ProductCheck::DownloadFeatures(const PackedLinear& weight,
                                                           std::span<const std::uint32_t> features) {
   const std::size_t k = weight.k();
-  const bool is_fp8 = weight.is_row_major();
+  const bool is_fp8 = weight.has_row_major_fp8();
   const std::size_t element = is_fp8 ? 1 : static_cast<std::size_t>(DTypeSize(weight.dtype()));
   const std::size_t padded_k =
       is_fp8 ? std::size_t{kernels::cuda::LinearTilesK(weight.k())} * kernels::cuda::kLinearTileK

@@ -189,7 +189,7 @@ static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxPermutedI
 bool StoresAtOnce(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
   return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
-         !params.weight->is_row_major() && params.weight->library_plans() == nullptr &&
+         !params.weight->has_row_major_fp8() && params.weight->library_plans() == nullptr &&
          !params.gate && params.num_rows <= internal::kMaxStoredRows &&
          params.residual == nullptr && params.y.dtype() == DType::kBF16 &&
          store.qkv.data() == params.y.data() && store.qkv.dtype() == DType::kBF16 &&

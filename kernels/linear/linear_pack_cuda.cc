@@ -362,7 +362,7 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   const PackedLinear& weight = *params.weight;
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
-  if (weight.is_row_major()) {
+  if (weight.has_row_major_fp8()) {
     QUIRE_RETURN_IF_ERROR(CheckRowMajor(weight, x));
     return LinearFp8Sm90Cuda(context, params);
   }
@@ -396,7 +396,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   const PackedLinear& weight = *params.weights.first;
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
-  if (weight.is_row_major()) {
+  if (weight.has_row_major_fp8()) {
     return absl::InvalidArgumentError(absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(),
                                                    "] has row-major weights, which only "
                                                    "Linear supports"));

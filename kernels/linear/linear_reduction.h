@@ -127,8 +127,8 @@ constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
 // in a fragment are 16 bits apart. Value v of lane l is feature l / 4 + (v & 2 ? 8 : 0), input 2 (l
 // % 4) + (v & 1) + (v & 4 ? 8 : 0) of the step. Integers without zero points are stored with 128 or
 // 8 added. Padding beyond N and K is finite. It is multiplied by inputs of zero, or its outputs are
-// not stored. Row-major e4m3 weights (PackedLinear::is_row_major) use the same memory as [padded
-// N][padded K].
+// not stored. Row-major e4m3 weights (PackedLinear::has_row_major_fp8) use the same memory as
+// [padded N][padded K].
 //
 // Scales: [padded N] in f32 if there is one scale per feature. Otherwise [groups][padded N] in f16
 // for integers, f32 for e4m3 and bf16 for e2m1. Zero points of integers follow: bytes

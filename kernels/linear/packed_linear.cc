@@ -60,7 +60,7 @@ bool PackedLinear::quantizes_activations() const {
   return fp8 != nullptr && fp8->product != Fp8Product::kWeightOnly;
 }
 
-bool PackedLinear::is_row_major() const {
+bool PackedLinear::has_row_major_fp8() const {
   const auto* const fp8 = std::get_if<Fp8Weights>(&encoding_);
   return fp8 != nullptr && fp8->product == Fp8Product::kTensorCores;
 }

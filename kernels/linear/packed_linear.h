@@ -1,6 +1,6 @@
 #pragma once
 
-// A weight matrix in the layout of a backend, with one type per weight format.
+// A weight matrix in the layout of a backend, and types that state how its elements are encoded.
 
 #include <cstddef>
 #include <cstdint>
@@ -83,15 +83,20 @@ using WeightEncoding =
 //   16-bit types:  [ceil(K/2)][16][2]   16 features; inputs 2j and 2j + 1 are adjacent
 //   f32:           [ceil(K/2)*2][16]
 //   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
-//   kInt4:         [K/8][16][4]         bytes; the low half has inputs 8j .. 8j + 3, the high half
-//                                       8j + 4 .. 8j + 7, each q + 8; with zero points or mins q
-//     all scales   one per feature: [panels * 16] f32; groups: [panels][K/group][16] f16, or with
-//                  zero points or mins [panels][K/group][2][16] f16, scales first
+//   kInt4:         [K/8][16][4]         bytes; in each, the low 4 bits have one of the inputs 8j to
+//                                       8j + 3, the high 4 bits the input 4 later, both as q + 8,
+//                                       or with zero points or mins as q
 //   kFp8E4M3:      [ceil(K/4)][16][4]   bytes
-//     all scales   [panels][ceil(K/group)][16] f32
 //
-// CUDA, in device memory: PlainWeights are [N, K], row-major. Other formats are stored in the order
-// in which the lanes of a warp load them, with their scales and zero points (linear_reduction.h).
+// The scales of a matrix are in a separate buffer:
+//   kInt8 with one scale per feature, without zero points and mins:  [panels * 16] f32
+//   other integers without zero points and mins:                     [panels][K/group][16] f16
+//   integers with zero points or mins:  [panels][K/group][2][16] f16, scales first
+//   kFp8E4M3:                           [panels][ceil(K/group)][16] f32
+//
+// CUDA, in device memory: PlainWeights are [N, K] and row-major. fp8 weights with kTensorCores are
+// [padded N][padded K] and row-major. Other formats are stored in the order in which the lanes of a
+// warp load them. linear_reduction.h describes this order, the scales and the zero points.
 //
 // Place:      created at load by PackLinearWeights, PackQuantizedRows and PackFp8Rows; read by
 //             Linear.
@@ -123,11 +128,12 @@ class PackedLinear {
   bool has_min() const;
   bool has_zero_points() const;
   bool quantizes_activations() const;
-  bool is_row_major() const;
+  // Returns true for fp8 weights with kTensorCores, false for PlainWeights.
+  bool has_row_major_fp8() const;
   // Returns the permutation [K], or null without an act-order permutation.
   const std::uint32_t* act_order() const;
   const cuda::LtPlans* library_plans() const;
-  const cuda::TmaTile* map() const;  // the TMA tile of WeightMap, or null
+  const cuda::TmaTile* map() const;  // the tensor map (WeightMap), or null
 
   std::uint32_t num_panels() const { return (n_ + kPanel - 1) / kPanel; }
   // Returns the bytes of the elements of one panel. CPU only.
@@ -136,8 +142,8 @@ class PackedLinear {
   std::int64_t size_bytes() const;
   const void* data() const { return data_.data(); }
   const void* scales() const { return scales_.data(); }  // null for PlainWeights
-  // Return the memory of elements and of scales, which packed files contain. REQUIRES: packed for
-  // the CPU.
+  // Return the memory of the elements and that of the scales. Packed files (model.packed_dir) store
+  // the contents of both. REQUIRES: packed for the CPU.
   std::span<std::byte> element_memory() const { return data_.bytes(); }
   std::span<std::byte> scale_memory() const { return scales_.bytes(); }
   // Returns W[n][k] as f32, for references and tests. REQUIRES: packed for the CPU.

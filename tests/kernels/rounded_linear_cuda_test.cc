@@ -155,7 +155,7 @@ TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecision) {
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
     EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(c.shape));
-    EXPECT_EQ(packed->is_row_major(), (*cuda).cuda()->has_sm90a());
+    EXPECT_EQ(packed->has_row_major_fp8(), (*cuda).cuda()->has_sm90a());
     const Inputs in(c.rows, c.shape.n, c.shape.k, kBF16);
     const std::vector<float> rounded = RoundedRows(in.x, c.shape.k);
     for (const Options& run : {Options{}, Options{.y_dtype = kBF16, .extras = true}}) {
@@ -297,7 +297,7 @@ TEST(LinearFp8Sm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
     cuda_emulator::InjectFault({.where = call, .error = cudaErrorInvalidValue});
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_FALSE(packed->is_row_major()) << call;
+    EXPECT_FALSE(packed->has_row_major_fp8()) << call;
     EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 9), exact), Tolerance(DType::kF32));
   }
 }
@@ -308,7 +308,7 @@ TEST(LinearFp8Sm90Test, OtherGroupsUseThePortableKernel) {
   const Quantized made = MakeQuantized(RowMajor(9, 200, 64));
   const auto packed = made.Pack(*cuda);
   ASSERT_TRUE(packed.ok()) << packed.status();
-  EXPECT_FALSE(packed->is_row_major());
+  EXPECT_FALSE(packed->has_row_major_fp8());
   const Inputs in(3, 9, 200, kBF16);
   EXPECT_LE(RelativeError(Compute(cuda, *packed, in, {}, 0, 3),
                           Exact(RoundedRows(in.x, 200), made.worth, {}, {}, 3, 9, 200)),
