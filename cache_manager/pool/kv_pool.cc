@@ -74,8 +74,8 @@ absl::Status KvPool::Region::CheckIntegrity(const char* name, std::byte pattern,
   return absl::OkStatus();
 }
 
-KvPool::Region KvPool::Measure(std::int64_t page_bytes, std::int64_t row_bytes,
-                               std::uint32_t num_pages) {
+KvPool::Region KvPool::LayOut(std::int64_t page_bytes, std::int64_t row_bytes,
+                              std::uint32_t num_pages) {
   Region region;
   region.page_bytes = page_bytes;
   region.num_pages = num_pages;
@@ -84,21 +84,21 @@ KvPool::Region KvPool::Measure(std::int64_t page_bytes, std::int64_t row_bytes,
   return region;
 }
 
-KvPool::Region KvPool::MeasureBlocks(const KvGeometry& geometry) {
+KvPool::Region KvPool::LayOutBlocks(const KvGeometry& geometry) {
   const std::int64_t element = DTypeSize(geometry.dtype);
-  return Measure(geometry.block_stride() * element, geometry.row_elements() * element,
-                 geometry.num_blocks);
+  return LayOut(geometry.block_stride() * element, geometry.row_elements() * element,
+                geometry.num_blocks);
 }
 
-KvPool::Region KvPool::MeasureScales(const KvGeometry& geometry) {
+KvPool::Region KvPool::LayOutScales(const KvGeometry& geometry) {
   if (!geometry.quantized()) return Region();
   const std::int64_t scale = DTypeSize(geometry.scale_dtype);
-  return Measure(geometry.scale_block_stride() * scale, geometry.scale_row_elements() * scale,
-                 geometry.num_blocks);
+  return LayOut(geometry.scale_block_stride() * scale, geometry.scale_row_elements() * scale,
+                geometry.num_blocks);
 }
 
 std::int64_t KvPool::BytesFor(const KvGeometry& geometry) {
-  return MeasureBlocks(geometry).total_bytes() + MeasureScales(geometry).total_bytes();
+  return LayOutBlocks(geometry).total_bytes() + LayOutScales(geometry).total_bytes();
 }
 
 absl::Status KvPool::Fill(std::span<std::byte> guard) const {
@@ -112,7 +112,7 @@ absl::Status KvPool::Fill(std::span<std::byte> guard) const {
   return options_.stream->Synchronize();
 }
 
-absl::Status KvPool::Map(Region* region) const {
+absl::Status KvPool::AllocateRegion(Region* region) const {
   if (region->num_pages == 0) return absl::OkStatus();
   const MemoryKind kind = options_.stream == nullptr ? MemoryKind::kHost : MemoryKind::kDevice;
   QUIRE_ASSIGN_OR_RETURN(region->buffer, DeviceBuffer::Allocate(kind, region->total_bytes()));
@@ -124,10 +124,10 @@ absl::Status KvPool::Map(Region* region) const {
 absl::StatusOr<KvPool> KvPool::Create(const KvGeometry& geometry, const KvPoolOptions& options) {
   QUIRE_RETURN_IF_ERROR(geometry.Validate());
   KvPool pool(geometry, options);
-  pool.blocks_ = MeasureBlocks(geometry);
-  pool.scales_ = MeasureScales(geometry);
-  QUIRE_RETURN_IF_ERROR(pool.Map(&pool.blocks_));
-  QUIRE_RETURN_IF_ERROR(pool.Map(&pool.scales_));
+  pool.blocks_ = LayOutBlocks(geometry);
+  pool.scales_ = LayOutScales(geometry);
+  QUIRE_RETURN_IF_ERROR(pool.AllocateRegion(&pool.blocks_));
+  QUIRE_RETURN_IF_ERROR(pool.AllocateRegion(&pool.scales_));
   return pool;
 }
 

@@ -83,10 +83,10 @@ class KvPool {
   };
 
   // Return regions that have sizes but no memory.
-  static Region Measure(std::int64_t page_bytes, std::int64_t row_bytes, std::uint32_t num_pages);
-  static Region MeasureBlocks(const KvGeometry& geometry);
-  static Region MeasureScales(const KvGeometry& geometry);
-  absl::Status Map(Region* region) const;
+  static Region LayOut(std::int64_t page_bytes, std::int64_t row_bytes, std::uint32_t num_pages);
+  static Region LayOutBlocks(const KvGeometry& geometry);
+  static Region LayOutScales(const KvGeometry& geometry);
+  absl::Status AllocateRegion(Region* region) const;
   absl::Status Fill(std::span<std::byte> guard) const;
 
   KvPool(const KvGeometry& geometry, const KvPoolOptions& options)

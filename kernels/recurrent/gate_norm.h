@@ -20,9 +20,9 @@ enum class GateOrder : std::uint8_t {
 struct GateNormParams {
   ConstFloatPtr x;     // [num_rows, groups, columns], rows x_stride apart
   ConstFloatPtr gate;  // as x, rows gate_stride apart
-  const float* weight =
-      nullptr;  // [columns], or [groups, columns] if weights_groups; not read by kSigmoid
-  FloatPtr y;   // [num_rows, groups, columns], rows y_stride apart; may be x
+  // [columns], or [groups, columns] if has_group_weights. Not read with kSigmoid.
+  const float* weight = nullptr;
+  FloatPtr y;  // [num_rows, groups, columns], rows y_stride apart; may be x
   std::int64_t x_stride;
   std::int64_t gate_stride;
   std::int64_t y_stride;
@@ -30,7 +30,7 @@ struct GateNormParams {
   std::uint32_t groups;
   std::uint32_t columns;
   GateOrder order;
-  bool weights_groups = false;  // each group has its own weights
+  bool has_group_weights = false;  // each group has its own weights
   float epsilon = 0;
 };
 

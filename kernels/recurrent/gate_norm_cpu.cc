@@ -45,7 +45,7 @@ void GateNormCpu(const GateNormParams& params, std::int64_t row_begin, std::int6
     for (std::uint32_t g = 0; g < params.groups; ++g) {
       const std::int64_t at = std::int64_t{g} * params.columns;
       const float* const weight =
-          params.weights_groups ? params.weight + at : params.weight;  // null with kSigmoid
+          params.has_group_weights ? params.weight + at : params.weight;  // null with kSigmoid
       GateGroup(params, params.x.f32() + m * params.x_stride + at,
                 params.gate.f32() + m * params.gate_stride + at, weight,
                 params.y.f32() + m * params.y_stride + at);

@@ -156,7 +156,7 @@ absl::Status GateNormCuda(const CudaContext& context, const GateNormParams& para
                                    .columns = params.columns,
                                    .epsilon = params.epsilon,
                                    .order = params.order,
-                                   .has_group_weights = params.weights_groups,
+                                   .has_group_weights = params.has_group_weights,
                                    .reads_bf16 = x == DType::kBF16,
                                    .writes_bf16 = y == DType::kBF16});
 }

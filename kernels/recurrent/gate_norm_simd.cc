@@ -61,7 +61,7 @@ void GateRows(const GateNormParams& params, std::int64_t row_begin, std::int64_t
       const std::int64_t at = std::int64_t{g} * params.columns;
       GateGroup<kOrder>({.x = params.x.f32() + m * params.x_stride + at,
                          .gate = params.gate.f32() + m * params.gate_stride + at,
-                         .weight = params.weights_groups ? params.weight + at : params.weight,
+                         .weight = params.has_group_weights ? params.weight + at : params.weight,
                          .y = params.y.f32() + m * params.y_stride + at},
                         params.columns, params.epsilon);
     }

@@ -158,7 +158,7 @@ absl::Status Gate(const StepContext& step, const RecurrentSpec& recurrent,
                                            .groups = groups,
                                            .columns = recurrent.value_columns() / groups,
                                            .order = OrderOf(recurrent.gate),
-                                           .weights_groups = !by_head,
+                                           .has_group_weights = !by_head,
                                            .epsilon = recurrent.norm_eps});
 }
 

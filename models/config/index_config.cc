@@ -37,40 +37,41 @@ absl::StatusOr<std::vector<std::string>> ReadTypes(const ConfigReader& reader,
   return words;
 }
 
-absl::StatusOr<std::vector<bool>> OwnFromTypes(const ConfigReader& reader, absl::string_view key,
-                                               const std::vector<std::string>& types,
-                                               std::uint32_t num_layers) {
+absl::StatusOr<std::vector<bool>> HasIndexerFromTypes(const ConfigReader& reader,
+                                                      absl::string_view key,
+                                                      const std::vector<std::string>& types,
+                                                      std::uint32_t num_layers) {
   if (types.size() != num_layers) {
     return reader.Error(
         key, absl::StrCat("has ", types.size(), " entries, num_hidden_layers is ", num_layers));
   }
-  std::vector<bool> own;
+  std::vector<bool> has_indexer;
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] != "full" && types[i] != "shared") {
       return reader.Error(key, absl::StrCat("has \"", types[i], "\" for layer ", i,
                                             ", it must be \"full\" or \"shared\" (F or S)"));
     }
-    own.push_back(types[i] == "full");
+    has_indexer.push_back(types[i] == "full");
   }
-  if (own.front()) return own;
+  if (has_indexer.front()) return has_indexer;
   return reader.Error(key, "begins with a layer that shares a selection, but no layer precedes it");
 }
 
-absl::StatusOr<std::vector<bool>> ReadOwn(const ConfigReader& reader, const Family& family,
-                                          std::uint32_t num_layers) {
+absl::StatusOr<std::vector<bool>> ReadHasIndexer(const ConfigReader& reader, const Family& family,
+                                                 std::uint32_t num_layers) {
   if (!ReadsKey(family, "indexer_types")) return std::vector<bool>(num_layers, true);
   absl::string_view key;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> types, ReadTypes(reader, &key));
-  if (!types.empty()) return OwnFromTypes(reader, key, types, num_layers);
+  if (!types.empty()) return HasIndexerFromTypes(reader, key, types, num_layers);
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t period,
                          CountOr(reader, "index_topk_freq", kMaxLayers, 1));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> offset,
                          reader.OptionalInteger("index_skip_topk_offset", 0, kMaxLayers));
-  std::vector<bool> own;
+  std::vector<bool> has_indexer;
   for (std::int64_t i = 0; i < num_layers; ++i) {
-    own.push_back(std::max<std::int64_t>(i - offset.value_or(2) + 1, 0) % period == 0);
+    has_indexer.push_back(std::max<std::int64_t>(i - offset.value_or(2) + 1, 0) % period == 0);
   }
-  if (own.front()) return own;
+  if (has_indexer.front()) return has_indexer;
   return reader.Error("index_skip_topk_offset",
                       "is 0, it must be at least 1: the first layer needs its own indexer");
 }
@@ -89,7 +90,7 @@ absl::StatusOr<IndexConfig> ReadIndex(const ConfigReader& reader, const Family& 
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> interleave,
                          reader.OptionalBool("indexer_rope_interleave"));
   index.rope_interleave = interleave.value_or(defaults.indexer_rope_interleave);
-  QUIRE_ASSIGN_OR_RETURN(index.own, ReadOwn(reader, family, num_layers));
+  QUIRE_ASSIGN_OR_RETURN(index.has_indexer, ReadHasIndexer(reader, family, num_layers));
   return index;
 }
 

@@ -18,7 +18,7 @@ struct IndexConfig {
   std::uint32_t head_dim = 0;
   bool rope_interleave = false;  // adjacent columns rotate together
   // True for layers with their own indexer. Other layers use the selection of the last such layer.
-  std::vector<bool> own;
+  std::vector<bool> has_indexer;
 };
 
 // Reads the keys that `family` lists in Family::keys. indexer_types has precedence over

@@ -102,8 +102,8 @@ void UseIndex(const IndexConfig& config, ModelSpec* spec) {
       .rope_style = config.rope_interleave ? RopeStyle::kInterleaved : RopeStyle::kHalf};
   std::int32_t last = -1;
   for (std::size_t i = 0; i < spec->layers.size(); ++i) {
-    index.from_layer = config.own[i] ? -1 : last;
-    if (config.own[i]) last = static_cast<std::int32_t>(i);
+    index.from_layer = config.has_indexer[i] ? -1 : last;
+    if (config.has_indexer[i]) last = static_cast<std::int32_t>(i);
     spec->layers[i].mla.index = index;
   }
 }

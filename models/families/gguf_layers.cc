@@ -263,9 +263,9 @@ absl::Status ReadGgufIndex(const GgufSource& source, ModelConfig* config) {
   QUIRE_ASSIGN_OR_RETURN(index.head_dim, keys.Count("attention.indexer.key_length", kMaxHeadDim));
   index.rope_interleave = source.family.defaults.indexer_rope_interleave;
   for (std::size_t i = 0; i < config->num_hidden_layers; ++i) {
-    index.own.push_back(source.HasMatrix(i, source.family.gguf_names.index_k));
+    index.has_indexer.push_back(source.HasMatrix(i, source.family.gguf_names.index_k));
   }
-  if (index.own.front()) return absl::OkStatus();
+  if (index.has_indexer.front()) return absl::OkStatus();
   return keys.gguf().Error(
       absl::StrCat("tensor blk.0.", source.family.gguf_names.index_k, ".weight"), "is missing");
 }

@@ -530,7 +530,7 @@ std::vector<To> As(const std::vector<From>& values) {
 
 struct GateShapes {
   std::uint32_t groups, columns;
-  bool weights_groups;
+  bool has_group_weights;
 };
 constexpr GateShapes kGateShapes[] = {{4, 24, false},  {3, 128, false}, {2, 50, true},
                                       {1, 64, true},   {9, 33, false},  {1, 1024, true},
@@ -586,7 +586,7 @@ void CheckGateNorm(const EmulatedBackend& cuda, const GateShapes& shape, GateOrd
                                .groups = shape.groups,
                                .columns = shape.columns,
                                .order = order,
-                               .weights_groups = shape.weights_groups,
+                               .has_group_weights = shape.has_group_weights,
                                .epsilon = static_cast<float>(kGateEpsilon)})
                   .ok());
   const std::vector<float> got = in_place ? As<float>(device_x.Get()) : As<float>(device_y.Get());
@@ -596,7 +596,7 @@ void CheckGateNorm(const EmulatedBackend& cuda, const GateShapes& shape, GateOrd
     const std::uint32_t m = group / shape.groups, at = group % shape.groups * shape.columns;
     const std::vector<double> want =
         ExactGroup(order, &wide_x[m * length + at], &wide_gate[m * stride + at],
-                   &weight[shape.weights_groups ? at : 0], shape.columns);
+                   &weight[shape.has_group_weights ? at : 0], shape.columns);
     for (std::uint32_t i = 0; i < shape.columns; ++i) {
       ASSERT_NEAR(got[m * length + at + i], want[i], unit * std::abs(want[i]) + 1e-30)
           << m << " " << at + i;

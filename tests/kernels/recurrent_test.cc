@@ -392,7 +392,7 @@ TEST(PrepareScanTest, RejectsWrongShapes) {
 
 struct GateShapes {
   std::uint32_t groups, columns;
-  bool weights_groups;
+  bool has_group_weights;
 };
 constexpr std::uint32_t kGateRows = 11;
 
@@ -411,7 +411,7 @@ struct GateInputs {
       for (std::uint32_t g = 0; g < shape.groups; ++g) {
         const float* const z = gate.data() + m * (length + 3) + g * shape.columns;
         const float* const from = x.data() + m * length + g * shape.columns;
-        const float* const w = weight.data() + (shape.weights_groups ? g * shape.columns : 0);
+        const float* const w = weight.data() + (shape.has_group_weights ? g * shape.columns : 0);
         const auto sigmoid = [&](std::uint32_t i) { return 1 / (1 + std::exp(-double{z[i]})); };
         std::vector<double> v(from, from + shape.columns);
         double sum = 0;
@@ -447,7 +447,7 @@ struct GateInputs {
                                 .groups = shape.groups,
                                 .columns = shape.columns,
                                 .order = order,
-                                .weights_groups = norms && shape.weights_groups,
+                                .has_group_weights = norms && shape.has_group_weights,
                                 .epsilon = 1e-3f};
     if (backend == nullptr) {
       internal::GateNormCpu(params, 0, kGateRows);
