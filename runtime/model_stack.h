@@ -1,13 +1,16 @@
 #pragma once
 
-// Builds everything that a step needs from a model's files: weights, tokenizer, page pool, runner
+// Builds, from a model's files, everything that a step needs: weights, tokenizer, page pool, runner
 // and cache manager.
 //
-//   CPU   open, load, plan, pool, runner, cache, one token
-//   GPU   open, plan all memory or reject, load, pool, runner, self-check, cache, first steps
+//   CPU   open the tokenizer, check the plan, load the weights, plan the pages, create the pool, the
+//         runner and the cache manager, compute one token
+//   GPU   open the tokenizer, plan all memory (an error if it does not fit), load the weights,
+//         create the pool and the runner, run the self-check, create the cache manager, run the
+//         first steps
 //
-// Place:      above ComputeDevice, the plans and the runners; below the engine, which gets the
-//             parts.
+// Place:      above ComputeDevice, the plans (device_plan.h, memory_plan.h, state_plan.h) and
+//             the runners; below the engine, which gets the parts.
 // Invariants: members are declared after the members that they use, so destruction is safe.
 // Threads:    one thread calls Build. Each part documents its own rules.
 // Lifetime:   must outlive the engine.
@@ -53,9 +56,9 @@ struct MemoryUse {
 class ModelStack {
  public:
   // `files` are the files of options.model.path. options.steps must have been computed for
-  // `device`. Errors name the file or the key, its value and the limit. On a GPU they include those
-  // of the self-check. If `checks` is not null, it receives the comparisons of the self-check, also
-  // if one failed.
+  // `device`. Errors name either the file, or the key with its value and its limit. On a GPU they
+  // include those of the self-check. If `checks` is not null, it receives the comparisons of the
+  // self-check, also if one failed.
   static absl::StatusOr<std::unique_ptr<ModelStack>> Build(
       const RuntimeOptions& options, const formats::ModelFiles& files,
       std::unique_ptr<ComputeDevice> device, std::vector<kernels::KernelCheck>* checks = nullptr);
@@ -68,13 +71,14 @@ class ModelStack {
   // Maximum number of tokens of a sequence.
   std::int32_t context_tokens() const { return context_tokens_; }
   // Maximum number of sequences that run at a time. It is lower than options.steps.max_rows if
-  // options.steps.may_lower_rows is set and the recurrent states of so many sequences do not fit.
+  // options.steps.may_lower_rows is set and the recurrent states of options.steps.max_rows
+  // sequences do not fit.
   std::uint32_t max_rows() const { return max_rows_; }
   DType activation() const { return activation_; }
   const models::LayerGroups& layers() const { return layers_; }
   const cache::KvPool& pool() const { return *pool_; }
   StepRunner* runner() const { return runner_.get(); }
-  // Returns the cache manager, which the first steps (first_steps.h) have already used. Call once.
+  // Returns the cache manager, which has already run the first steps (first_steps.h). Call once.
   std::unique_ptr<cache::CacheManager> TakeCache() { return std::move(cache_); }
 
   const LoadTimes& load_times() const { return load_times_; }
@@ -121,8 +125,8 @@ class ModelStack {
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOptions& options,
                                                                const formats::ModelFiles& files);
 
-// Checks, without loading anything, that the weights and the pages of `options` fit. The memory
-// plan of a GPU is checked only if the GPU is present; everything else is checked on any machine.
+// Checks, without loading anything, that the weights and the pages of `options` fit. For a GPU, the
+// memory plan is checked only if the GPU is present. Otherwise the result is OK.
 // Returns the errors of Build, and INVALID_ARGUMENT for weights with which a CPU would run out of
 // memory.
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
