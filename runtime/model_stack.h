@@ -3,8 +3,8 @@
 // Builds, from a model's files, everything that a step needs: weights, tokenizer, page pool, runner
 // and cache manager.
 //
-//   CPU   open the tokenizer, check the plan, load the weights, plan the pages, create the pool, the
-//         runner and the cache manager, compute one token
+//   CPU   open the tokenizer, check the plan, load the weights, plan the pages, create the pool,
+//         the runner and the cache manager, compute one token
 //   GPU   open the tokenizer, plan all memory (an error if it does not fit), load the weights,
 //         create the pool and the runner, run the self-check, create the cache manager, run the
 //         first steps
