@@ -15,10 +15,12 @@
 namespace quire::runtime {
 namespace {
 
-// True if `status` means that this build can use no GPU of this machine at the moment. device.type
-// auto then selects the CPU.
+// True if `status` means that this build can use no GPU of this machine. device.type auto then
+// selects the CPU. A GPU that is not ready yet has the reason DEVICE_ERROR (CudaStatus), because a
+// restart may find it ready.
 bool IsNoGpu(const absl::Status& status) {
-  return absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status);
+  return !GetErrorReason(status) &&
+         (absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status));
 }
 
 // Adds the reason DEVICE_ERROR to errors that a restart may fix. A build without CUDA and a missing

@@ -481,6 +481,15 @@ TEST_F(CudaDaemonTest, AutoSelectsTheGpuIfPresent) {
   EXPECT_THAT(Log(), HasSubstr("no GPU is usable: CUDA device 0 does not exist"));
 }
 
+// A supervisor restarts the daemon after status 71 but not after 78.
+TEST_F(CudaDaemonTest, GpuThatIsNotReadyExitsWith71) {
+  for (const char* type : {"device.type=cuda", "device.type=auto"}) {
+    cuda_emulator::InjectFault({.where = "cudaGetDeviceCount", .error = cudaErrorSystemNotReady});
+    EXPECT_EQ(Refused({type}), kExitDevice) << type;
+    EXPECT_THAT(Log(), AllOf(HasSubstr("system not yet initialized"), Not(HasSubstr("no GPU is"))));
+  }
+}
+
 // The pages exceed the emulated GPU's memory but not what a host may be configured for.
 TEST_F(CudaDaemonTest, ValidationPlansTheDeviceOfAuto) {
   for (const int devices : {1, 0}) {
