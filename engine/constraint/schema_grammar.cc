@@ -16,7 +16,7 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-// Maximum number of positions at which undeclared names may diverge from the declared ones.
+// Maximum number of nodes of NameTree at which an undeclared name may leave the declared names.
 constexpr std::int64_t kMaxNameStates = 4;
 constexpr int kMaxNameDepth = 64;
 
@@ -71,15 +71,15 @@ class Writer {
   std::vector<Expression> Write(std::span<const SchemaId> schemas) {
     std::vector<Expression> written;
     const auto is_string = [&](const Shape& shape) { return shape.string.has_value(); };
-    strings_are_inside_ = !is_python_ && std::ranges::none_of(schemas, [&](SchemaId id) {
+    strings_are_nested_ = !is_python_ && std::ranges::none_of(schemas, [&](SchemaId id) {
       return std::ranges::any_of(document_.ShapesOf(id), is_string);
     });
     for (const SchemaId id : schemas) written.push_back(Schema(id));
-    WriteWaiting();
+    WriteReservedRules();
     return written;
   }
 
-  // Writes the objects of the root, each as name=value, name=value.
+  // Writes the objects that the root schema accepts, each in the form name=value, name=value.
   std::optional<Expression> WriteArguments() {
     std::vector<Expression> options;
     for (const Shape& shape : document_.ShapesOf(document_.root())) {
@@ -95,15 +95,15 @@ class Writer {
     }
     if (options.empty()) return std::nullopt;
     const Expression written = grammar_.Share(GrammarText::Choice(options));
-    WriteWaiting();
+    WriteReservedRules();
     return written;
   }
 
  private:
   // Maximum indentation after a newline, in spaces and in tabs.
   static constexpr std::size_t kMaxSpaces = 40, kMaxTabs = 10;
-  // Maximum number of white-space gaps that are written in place. A gap in place gives fast masks,
-  // but the library precomputes some masks for each of them. All other gaps share one rule, and
+  // Maximum number of white-space gaps that are written in place. Such a gap makes masks fast, but
+  // the grammar library precomputes some masks for each one. All other gaps share one rule, and
   // their masks take twice as long.
   static constexpr int kMaxFastGaps = 256;
   // Longer expressions are shared instead of copied.
@@ -142,8 +142,8 @@ class Writer {
   }
 
   // Writes a gap and `next` in one rule, so that the library can precompute which tokens may follow
-  // the gap. With a separate rule for the gap, the library would have to search the grammar for
-  // each mask.
+  // the gap. With a separate gap rule, the library would need a search each time that it computes a
+  // mask.
   Expression AfterGap(const Expression& next) {
     if (is_compact_) return next;
     if (num_fast_gaps_ == kMaxFastGaps) return GrammarText::Sequence({gap_, next});
@@ -153,31 +153,34 @@ class Writer {
   }
 
   // Writes `next` after a comma or a colon, with the white space before it.
-  Expression AfterMark(const Expression& next) {
+  Expression AfterSeparator(const Expression& next) {
     if (is_compact_) return GrammarText::Sequence({GrammarText::Literal(" "), next});
     return AfterGap(next);
   }
 
-  void WriteWaiting() {
+  void WriteReservedRules() {
     // Schemas are written one after the other, so recursive references do not recurse here.
-    for (std::size_t i = 0; i < waiting_.size() && !grammar_.is_refused(); ++i) {
-      const auto [id, rule] = waiting_[i];
+    for (std::size_t i = 0; i < reserved_.size() && !grammar_.is_refused(); ++i) {
+      const auto [id, rule] = reserved_[i];
       std::vector<Expression> options;
       for (const Shape& shape : document_.ShapesOf(id)) AddShape(shape, &options);
-      // The method Schema is only called for schemas that have a value.
+      // The method Schema is only called for schemas that accept some value.
       if (options.empty()) {
-        grammar_.Refuse("internal error: a schema has no value");
+        grammar_.Refuse("internal error: a schema accepts no value");
       } else {
         grammar_.Define(rule, GrammarText::Choice(options));
       }
     }
   }
 
-  // Returns the schema's rule, which WriteWaiting defines. REQUIRES: the schema has a value.
+  // Returns an expression for the schema. It is the shared expression of a schema of scalars, or
+  // else a reference to a rule that WriteReservedRules defines. REQUIRES: the schema accepts some
+  // value.
   Expression Schema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
-    // Scalars get no rule of their own, because the library would have to search that rule as well.
+    // Schemas of scalars reserve no rule, because it could be a second name of another rule. A
+    // second name makes masks slow (GrammarText::Share).
     if (std::ranges::none_of(document_.ShapesOf(id), [](const Shape& shape) {
           return shape.array.has_value() || shape.object.has_value();
         })) {
@@ -188,7 +191,7 @@ class Writer {
       }
     }
     const GrammarText::Rule rule = grammar_.Reserve();
-    waiting_.emplace_back(id, rule);
+    reserved_.emplace_back(id, rule);
     return schemas_.emplace(id, GrammarText::Reference(rule)).first->second;
   }
 
@@ -210,7 +213,7 @@ class Writer {
     return grammar_.Character(CodePoints::All(), quotes.spelling);
   }
 
-  static Expression Mark(const Quotes& quotes) {
+  static Expression QuoteMark(const Quotes& quotes) {
     return GrammarText::Literal(absl::string_view(&quotes.mark, 1));
   }
 
@@ -229,7 +232,7 @@ class Writer {
   Expression FreeString(const Quotes& quotes) {
     const std::string name = absl::StrCat("free string", is_python_ ? " of Python " : "",
                                           is_python_ ? absl::string_view(&quotes.mark, 1) : "",
-                                          strings_are_inside_ ? " inside" : "");
+                                          strings_are_nested_ ? " nested" : "");
     Expression& kept = grammar_.CachedExpression(name);
     if (!kept.empty()) return kept;
     const auto mark = static_cast<char32_t>(quotes.mark);
@@ -245,11 +248,11 @@ class Writer {
     const Expression escaped = grammar_.Character(CodePoints(letters), Spelling::kPlain);
     grammar_.Define(
         rest,
-        absl::StrCat(Mark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ", again,
-                     " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ", UnicodeEscape(),
-                     " ", again),
-        strings_are_inside_ ? GrammarText::Sequence({gap_, "[\\u002c\\u003a\\u005d\\u007d]"}) : "");
-    kept = grammar_.Share(GrammarText::Sequence({Mark(quotes), again}));
+        absl::StrCat(QuoteMark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ",
+                     again, " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ",
+                     UnicodeEscape(), " ", again),
+        strings_are_nested_ ? GrammarText::Sequence({gap_, "[\\u002c\\u003a\\u005d\\u007d]"}) : "");
+    kept = grammar_.Share(GrammarText::Sequence({QuoteMark(quotes), again}));
     return kept;
   }
 
@@ -264,7 +267,7 @@ class Writer {
   }
 
   static Expression Quoted(const Quotes& quotes, const Expression& body) {
-    return GrammarText::Sequence({Mark(quotes), body, Mark(quotes)});
+    return GrammarText::Sequence({QuoteMark(quotes), body, QuoteMark(quotes)});
   }
 
   Expression String(const StringShape& string) {
@@ -279,9 +282,9 @@ class Writer {
     }
     const CodePoints any = CodePoints::All();
     if (string.max && *string.max <= GrammarText::kMaxCounted) {
-      const Expression rest =
-          grammar_.CharactersBefore(Mark(quotes), any, quotes.spelling, string.min, *string.max);
-      return grammar_.Share(GrammarText::Sequence({Mark(quotes), rest}));
+      const Expression rest = grammar_.CharactersBefore(QuoteMark(quotes), any, quotes.spelling,
+                                                        string.min, *string.max);
+      return grammar_.Share(GrammarText::Sequence({QuoteMark(quotes), rest}));
     }
     return grammar_.Share(
         Quoted(quotes, grammar_.RepeatCharacter(any, quotes.spelling, string.min, string.max)));
@@ -341,7 +344,7 @@ class Writer {
     if (value.is_array()) {
       std::vector<Expression> parts = {GrammarText::Literal("["), gap_};
       for (std::size_t i = 0; i < value.size(); ++i) {
-        if (i > 0) parts.push_back(ConstantMark(","));
+        if (i > 0) parts.push_back(ConstantSeparator(","));
         parts.push_back(Value(value[i]));
       }
       if (!value.empty()) parts.push_back(gap_);
@@ -359,7 +362,7 @@ class Writer {
   // Writes the name of a member and then `value`, which matches its value and what follows.
   using WriteName = Expression (Writer::*)(const std::string& name, const Expression& value);
   Expression Key(const std::string& name, const Expression& value) {
-    return BeforeValue(StringLiteral(name), value);
+    return NameAndValue(StringLiteral(name), value);
   }
   Expression Argument(const std::string& name, const Expression& value) {
     return GrammarText::Sequence({GrammarText::Literal(absl::StrCat(name, "=")), value});
@@ -368,35 +371,35 @@ class Writer {
   Expression Pairs(const OrderedJson& object, WriteName write_name) {
     std::vector<Expression> parts;
     for (const auto& [name, member] : object.items()) {
-      if (!parts.empty()) parts.push_back(ConstantMark(","));
+      if (!parts.empty()) parts.push_back(ConstantSeparator(","));
       if (write_name == &Writer::Argument) {
         parts.push_back(Argument(name, Value(member)));
       } else {
         parts.push_back(StringLiteral(name));
-        parts.push_back(ConstantMark(":"));
+        parts.push_back(ConstantSeparator(":"));
         parts.push_back(Value(member));
       }
     }
     return GrammarText::Sequence(parts);
   }
 
-  // Writes a comma or a colon inside a constant. Unlike Comma and BeforeValue, adds no rules.
-  Expression ConstantMark(absl::string_view mark) const {
+  // Writes a comma or a colon inside a constant. Unlike Comma and NameAndValue, adds no rules.
+  Expression ConstantSeparator(absl::string_view mark) const {
     return GrammarText::Sequence(
         {gap_, GrammarText::Literal(mark), is_compact_ ? GrammarText::Literal(" ") : gap_});
   }
 
   Expression Comma(const Expression& next) {
-    return AfterGap(GrammarText::Sequence({GrammarText::Literal(","), AfterMark(next)}));
+    return AfterGap(GrammarText::Sequence({GrammarText::Literal(","), AfterSeparator(next)}));
   }
-  Expression BeforeValue(const Expression& name, const Expression& value) {
-    return GrammarText::Sequence(
-        {name, AfterGap(GrammarText::Sequence({GrammarText::Literal(":"), AfterMark(value)}))});
+  Expression NameAndValue(const Expression& name, const Expression& value) {
+    return GrammarText::Sequence({name, AfterGap(GrammarText::Sequence(
+                                            {GrammarText::Literal(":"), AfterSeparator(value)}))});
   }
 
   void AddArray(const ArrayShape& array, std::vector<Expression>* options) {
     if (array.unique != nullptr) return AddUniqueItems(*array.unique, options);
-    // Count the positions that have a value, and how many items are allowed.
+    // Count the positions that accept some value, and how many items are allowed.
     std::size_t prefix = 0;
     while (prefix < array.prefix.size() && document_.HasValue(array.prefix[prefix])) ++prefix;
     std::optional<std::int64_t> max = array.max;
@@ -453,7 +456,7 @@ class Writer {
       std::vector<Expression> ways;
       if (!state.moves.empty()) ways.push_back(Comma(next(state)));
       if (state.may_end) ways.push_back(AfterGap(GrammarText::Literal("]")));
-      // No move leads to a state without a continuation.
+      // If nothing can follow in a state, no move leads to it, and its rest[i] stays empty.
       if (!ways.empty()) rest[i] = grammar_.Share(GrammarText::Choice(ways));
     }
     const UniqueItems::State& start = items.states[0];
@@ -471,9 +474,9 @@ class Writer {
         {GrammarText::Literal(open), AfterGap(GrammarText::Literal(close))});
   }
 
-  // Writes the rest of an undeclared name with its closing quote. It never has more than `depth`
-  // characters in common with a declared name, because each branching position costs the library a
-  // traversal of the vocabulary.
+  // Writes the rest of an undeclared name with its closing quote. The name has a prefix of fewer
+  // than `depth` characters in common with a declared name, because each branching position costs
+  // the library a traversal of the vocabulary.
   Expression NotAmong(const NameTree& tree, int depth, const Quotes& quotes,
                       const Expression& rest) {
     std::vector<Expression> options;
@@ -487,7 +490,7 @@ class Writer {
     }
     const CodePoints others = CodePoints(std::move(taken)).Complement();
     options.push_back(GrammarText::Sequence({grammar_.Character(others, quotes.spelling), rest}));
-    if (!tree.ends) options.push_back(Mark(quotes));
+    if (!tree.ends) options.push_back(QuoteMark(quotes));
     return grammar_.Share(GrammarText::Choice(options));
   }
 
@@ -508,12 +511,12 @@ class Writer {
     // another spelling.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
-    grammar_.Define(
-        rest, GrammarText::Choice({Mark(quotes), GrammarText::Sequence({Char(quotes), again})}));
-    return GrammarText::Sequence({Mark(quotes), NotAmong(tree, depth, quotes, again)});
+    grammar_.Define(rest, GrammarText::Choice(
+                              {QuoteMark(quotes), GrammarText::Sequence({Char(quotes), again})}));
+    return GrammarText::Sequence({QuoteMark(quotes), NotAmong(tree, depth, quotes, again)});
   }
 
-  // Returns the properties that have a value, or nullopt if a required property has none.
+  // Returns the properties that accept some value, or nullopt if a required property accepts none.
   std::optional<std::vector<ObjectShape::Property>> Properties(const ObjectShape& object) const {
     std::vector<ObjectShape::Property> properties;
     for (const auto& property : object.properties) {
@@ -538,7 +541,7 @@ class Writer {
     if (!properties) return;
     ObjectText text{.name = &Writer::Key, .end = GrammarText::Literal("}"), .other = {}};
     if (document_.HasValue(object.additional)) {
-      text.other = grammar_.Share(BeforeValue(OtherName(object), Schema(object.additional)));
+      text.other = grammar_.Share(NameAndValue(OtherName(object), Schema(object.additional)));
     }
     if (const auto body = Members(object, *properties, text)) {
       options->push_back(GrammarText::Sequence({GrammarText::Literal("{"), AfterGap(*body)}));
@@ -549,8 +552,8 @@ class Writer {
   std::optional<Expression> Members(const ObjectShape& object,
                                     const std::vector<ObjectShape::Property>& properties,
                                     const ObjectText& text) {
-    // The possible numbers of members before each property and before the end, saturated where
-    // larger numbers make no difference.
+    // before[i] has the possible numbers of members before property i, and before.back() those
+    // before the end. Numbers above `most` are stored as `most`, because they make no difference.
     const std::int64_t most = std::max<std::int64_t>({1, object.min, object.max.value_or(0)});
     const auto full = [&](std::int64_t count) { return object.max && count >= *object.max; };
     std::vector<std::set<std::int64_t>> before(properties.size() + 1);
@@ -609,12 +612,13 @@ class Writer {
   const bool is_python_;
   const std::vector<Quotes> quotes_;
   bool is_compact_ = false;
-  bool strings_are_inside_ = false;  // all strings of the schemas are inside objects and arrays
-  Expression indent_, gap_;          // empty if compact
+  // All strings of the schemas are inside objects and arrays. Always false for Python.
+  bool strings_are_nested_ = false;
+  Expression indent_, gap_;  // empty if compact
   int num_fast_gaps_ = 0;
   std::map<SchemaId, Expression> schemas_;
-  // The schemas in schemas_ that are not written yet, in order.
-  std::vector<std::pair<SchemaId, GrammarText::Rule>> waiting_;
+  // The schemas with a reserved rule, in the order in which the rules are defined.
+  std::vector<std::pair<SchemaId, GrammarText::Rule>> reserved_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@
 namespace quire::engine {
 
 // Returns expressions of `grammar` for schemas of the document; the grammar may become rejected.
-// REQUIRES: document.Check() was OK, and each of the schemas has a value.
+// REQUIRES: document.Check() was OK, and each of the schemas accepts some value.
 std::vector<GrammarText::Expression> WriteSchemas(const SchemaDocument& document,
                                                   std::span<const SchemaId> schemas,
                                                   JsonWhitespace whitespace, GrammarText* grammar);
