@@ -102,8 +102,8 @@ absl::StatusOr<std::unique_ptr<engine::ConstraintCompiler>> MakeCompiler(
     const text::Tokenizer& tokenizer, probe::Registry* metrics) {
   std::unique_ptr<engine::ConstraintCompiler> compiler;
   if (!has_head || engine::GrammarLibrary::Version().empty()) return compiler;
-  QUIRE_ASSIGN_OR_RETURN(engine::ConstraintCompiler::Build build,
-                         engine::MakeConstraintBuild(MakeVocabulary(config, tokenizer)));
+  QUIRE_ASSIGN_OR_RETURN(engine::ConstraintCompiler::BuildFunction build,
+                         engine::MakeConstraintBuildFunction(MakeVocabulary(config, tokenizer)));
   compiler =
       std::make_unique<engine::ConstraintCompiler>(options.constraints, std::move(build), metrics);
   return compiler;

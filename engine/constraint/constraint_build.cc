@@ -12,7 +12,8 @@
 
 namespace quire::engine {
 
-absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary) {
+absl::StatusOr<ConstraintCompiler::BuildFunction> MakeConstraintBuildFunction(
+    ConstraintVocabulary vocabulary) {
   // The library never allows a token with empty text. 0xFF occurs in no grammar, so a special token
   // with this text is allowed only where a grammar names its id.
   for (const auto& [text, id] : vocabulary.special) {
@@ -22,7 +23,7 @@ absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabula
   }
   QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const GrammarLibrary> library,
                          GrammarLibrary::Create(std::move(vocabulary.tokens)));
-  return ConstraintCompiler::Build(
+  return ConstraintCompiler::BuildFunction(
       [library = std::move(library), special = SpecialTokens(vocabulary.special)](
           const ConstraintSpec& spec, const std::stop_token& stop) -> ConstraintCompiler::Result {
         QUIRE_ASSIGN_OR_RETURN(ConstraintGrammar grammar, WriteConstraint(spec, special));

@@ -26,6 +26,7 @@ struct ConstraintVocabulary {
 
 // Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED if quire was built without the grammar library.
 // REQUIRES: the ids of special tokens are indices of empty elements of `tokens`.
-absl::StatusOr<ConstraintCompiler::Build> MakeConstraintBuild(ConstraintVocabulary vocabulary);
+absl::StatusOr<ConstraintCompiler::BuildFunction> MakeConstraintBuildFunction(
+    ConstraintVocabulary vocabulary);
 
 }  // namespace quire::engine

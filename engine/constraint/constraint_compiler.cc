@@ -104,7 +104,7 @@ absl::Status TooManyBuildsError(absl::string_view why) {
 
 class ConstraintCompiler::Impl {
  public:
-  Impl(const ConstraintOptions& options, Build build, probe::Registry* metrics)
+  Impl(const ConstraintOptions& options, BuildFunction build, probe::Registry* metrics)
       : build_(std::move(build)), options_(options) {
     if (metrics == nullptr) {
       own_registry_ = std::make_unique<probe::Registry>();
@@ -169,7 +169,7 @@ class ConstraintCompiler::Impl {
   std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const Build build_;
+  const BuildFunction build_;
   std::unique_ptr<probe::Registry> own_registry_;
   probe::Histogram compile_seconds_;
   probe::Counter hits_, misses_, errors_;
@@ -389,7 +389,7 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
   return absl::OkStatus();
 }
 
-ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, Build build,
+ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, BuildFunction build,
                                        probe::Registry* metrics)
     : impl_(std::make_unique<Impl>(options, std::move(build), metrics)) {}
 

@@ -54,12 +54,13 @@ class ConstraintCompiler {
   using Result = absl::StatusOr<std::shared_ptr<const CompiledConstraint>>;
   // Runs on several threads at once. Returns INVALID_ARGUMENT / BAD_CONSTRAINT for an invalid spec.
   // The result is ignored if a stop was requested.
-  using Build = std::function<Result(const ConstraintSpec&, const std::stop_token&)>;
+  using BuildFunction = std::function<Result(const ConstraintSpec&, const std::stop_token&)>;
   using Done = std::function<void(Result)>;
   using Ticket = std::uint64_t;
 
   // `metrics` may be null (tests).
-  ConstraintCompiler(const ConstraintOptions& options, Build build, probe::Registry* metrics);
+  ConstraintCompiler(const ConstraintOptions& options, BuildFunction build,
+                     probe::Registry* metrics);
   ~ConstraintCompiler();
   ConstraintCompiler(const ConstraintCompiler&) = delete;
   ConstraintCompiler& operator=(const ConstraintCompiler&) = delete;

@@ -44,7 +44,7 @@ namespace quire::engine {
 namespace {
 
 using BenchClock = std::chrono::steady_clock;
-using Build = ConstraintCompiler::Build;
+using BuildFunction = ConstraintCompiler::BuildFunction;
 
 constexpr int kPasses = 20;
 
@@ -64,7 +64,8 @@ ConstraintSpec SpecOf(absl::string_view schema) {
   return spec;
 }
 
-void MeasureCompile(benchmark::State& state, const ConstraintSpec& spec, const Build& build) {
+void MeasureCompile(benchmark::State& state, const ConstraintSpec& spec,
+                    const BuildFunction& build) {
   std::int64_t bytes = 0;
   for (auto _ : state) {
     const auto constraint = build(spec, {});
@@ -74,7 +75,7 @@ void MeasureCompile(benchmark::State& state, const ConstraintSpec& spec, const B
   state.counters["KiB"] = static_cast<double>(bytes) / 1024;
 }
 
-void MeasureMasks(benchmark::State& state, const ConstraintSpec& spec, const Build& build,
+void MeasureMasks(benchmark::State& state, const ConstraintSpec& spec, const BuildFunction& build,
                   const std::vector<std::int32_t>& document) {
   const auto constraint = build(spec, {});
   QUIRE_CHECK(constraint.ok());
@@ -147,7 +148,7 @@ constexpr absl::Duration kStep = absl::Milliseconds(5);
 // Simulates the steps of an engine. At the end of each step, every choice whose mask is ready
 // samples a token.
 void MeasureMaskDelay(benchmark::State& state, const std::string& expensive_schema,
-                      const Build& build) {
+                      const BuildFunction& build) {
   const auto cheap = build(SpecOf(ConstraintCases()[0].schema), {});
   const auto expensive = build(SpecOf(expensive_schema), {});
   QUIRE_CHECK(cheap.ok() && expensive.ok());
@@ -190,7 +191,8 @@ void Export(const std::string& path, const std::vector<std::string>& tokens,
 absl::Status Run(const std::string& model_dir, const std::string& export_path) {
   QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::Load(model_dir));
   const std::vector<std::string> tokens = TokenTexts(*tokenizer);
-  QUIRE_ASSIGN_OR_RETURN(const Build build, MakeConstraintBuild({.tokens = tokens}));
+  QUIRE_ASSIGN_OR_RETURN(const BuildFunction build,
+                         MakeConstraintBuildFunction({.tokens = tokens}));
   std::vector<std::pair<ConstraintCase, std::vector<std::int32_t>>> cases;
   for (ConstraintCase& measured : ConstraintCases()) {
     QUIRE_ASSIGN_OR_RETURN(auto document, tokenizer->Encode(measured.document, {}));

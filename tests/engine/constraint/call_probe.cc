@@ -106,7 +106,7 @@ Json Answer(const Json& question) {
   const auto tools =
       std::make_shared<const text::DeclaredTools>(*text::DeclaredTools::Create(declared));
   const Tokens tokens = MakeTokens(question, *format);
-  const auto build = MakeConstraintBuild(tokens.vocabulary);
+  const auto build = MakeConstraintBuildFunction(tokens.vocabulary);
   QUIRE_CHECK(build.ok());
   const auto constraint = (*build)(spec, {});
   if (!constraint.ok()) return {{"refused", std::string(constraint.status().message())}};

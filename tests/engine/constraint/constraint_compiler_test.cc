@@ -59,7 +59,7 @@ class Answer {
 // large.
 class Builds {
  public:
-  ConstraintCompiler::Build Function() {
+  ConstraintCompiler::BuildFunction Function() {
     return [this](const ConstraintSpec& spec,
                   const std::stop_token& stop) -> ConstraintCompiler::Result {
       ++count;

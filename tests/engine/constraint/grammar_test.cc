@@ -44,9 +44,9 @@ class GrammarTest : public ::testing::Test {
   static void SetUpTestSuite() {
     if (GrammarLibrary::Version().empty()) return;
     tokens_ = new std::vector<std::string>(SmallVocabulary(kVocabulary, 5));
-    auto build = MakeConstraintBuild({.tokens = *tokens_});
+    auto build = MakeConstraintBuildFunction({.tokens = *tokens_});
     ASSERT_TRUE(build.ok()) << build.status();
-    build_ = new ConstraintCompiler::Build(*std::move(build));
+    build_ = new ConstraintCompiler::BuildFunction(*std::move(build));
   }
   void SetUp() override {
     if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "a build without structured output";
@@ -79,10 +79,10 @@ class GrammarTest : public ::testing::Test {
   }
 
   static const std::vector<std::string>* tokens_;
-  static ConstraintCompiler::Build* build_;
+  static ConstraintCompiler::BuildFunction* build_;
 };
 const std::vector<std::string>* GrammarTest::tokens_ = nullptr;
-ConstraintCompiler::Build* GrammarTest::build_ = nullptr;
+ConstraintCompiler::BuildFunction* GrammarTest::build_ = nullptr;
 
 bool Bit(const std::vector<std::uint32_t>& words, std::size_t token) {
   return (words[token / 32] >> (token % 32) & 1) != 0;
@@ -207,7 +207,7 @@ TEST_F(GrammarTest, RejectedTokenRejectsOnlyTokensThatBeginWithIt) {
 // rule.
 TEST_F(GrammarTest, MasksDoNotDependOnEarlierCompilations) {
   const ConstraintSpec spec = Spec(ConstraintKind::kRegex, "([a-z]{2,5}|z+)[0-9]*9?");
-  const auto masks = [&](const ConstraintCompiler::Build& build) {
+  const auto masks = [&](const ConstraintCompiler::BuildFunction& build) {
     std::vector<std::vector<std::uint32_t>> masks;
     const auto matcher = build(spec, {}).value()->NewMatcher({});
     for (const char byte : std::string("abc09")) {
@@ -217,12 +217,12 @@ TEST_F(GrammarTest, MasksDoNotDependOnEarlierCompilations) {
     }
     return masks;
   };
-  const auto build = MakeConstraintBuild({.tokens = *tokens_});
+  const auto build = MakeConstraintBuildFunction({.tokens = *tokens_});
   ASSERT_TRUE(build.ok()) << build.status();
   for (const char* before : {"([:-z]{2,5}|z+)[0-9]*(x|y)?", "([:-z]{2,5}|z+)[0-9]*9?"}) {
     EXPECT_TRUE((*build)(Spec(ConstraintKind::kRegex, before), {}).ok());
   }
-  const auto fresh = MakeConstraintBuild({.tokens = *tokens_});
+  const auto fresh = MakeConstraintBuildFunction({.tokens = *tokens_});
   ASSERT_TRUE(fresh.ok()) << fresh.status();
   EXPECT_EQ(masks(*build), masks(*fresh));
 }

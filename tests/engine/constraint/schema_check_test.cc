@@ -40,9 +40,9 @@ class SchemaCheckTest : public ::testing::Test {
     std::vector<std::string> tokens;
     for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
     tokens.emplace_back();
-    auto build = MakeConstraintBuild({.tokens = std::move(tokens)});
+    auto build = MakeConstraintBuildFunction({.tokens = std::move(tokens)});
     ASSERT_TRUE(build.ok()) << build.status();
-    build_ = new ConstraintCompiler::Build(*std::move(build));
+    build_ = new ConstraintCompiler::BuildFunction(*std::move(build));
   }
   void SetUp() override {
     if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "the build has no structured output";
@@ -78,9 +78,9 @@ class SchemaCheckTest : public ::testing::Test {
     }
   }
 
-  static ConstraintCompiler::Build* build_;
+  static ConstraintCompiler::BuildFunction* build_;
 };
-ConstraintCompiler::Build* SchemaCheckTest::build_ = nullptr;
+ConstraintCompiler::BuildFunction* SchemaCheckTest::build_ = nullptr;
 
 TEST_F(SchemaCheckTest, IntegerFormatsAreRanges) {
   ExpectEnforced({

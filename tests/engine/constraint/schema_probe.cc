@@ -40,7 +40,7 @@ bool Accepts(const CompiledConstraint& constraint, const std::string& text) {
   return matcher->Accept(kEnd).ok();
 }
 
-Json Answer(const Json& question, const ConstraintCompiler::Build& build,
+Json Answer(const Json& question, const ConstraintCompiler::BuildFunction& build,
             const WalkTokens& tokens) {
   ConstraintSpec spec;
   spec.kind = ConstraintKind::kJsonSchema;
@@ -70,7 +70,7 @@ Json Answer(const Json& question, const ConstraintCompiler::Build& build,
 void AnswerAll() {
   WalkTokens tokens{.texts = SmallVocabulary(kVocabulary, 5), .closes = {}, .end = kEnd};
   for (const std::string& text : tokens.texts) tokens.closes.push_back(ClosesJson(text));
-  const auto build = MakeConstraintBuild({.tokens = tokens.texts});
+  const auto build = MakeConstraintBuildFunction({.tokens = tokens.texts});
   QUIRE_CHECK(build.ok());
   for (std::string line; std::getline(std::cin, line);) {
     std::cout << Answer(Json::parse(line), *build, tokens).dump() << std::endl;

@@ -42,9 +42,9 @@ class TagGrammarTest : public ::testing::Test {
     }
     for (const std::string& text : kPlain) vocabulary.tokens.push_back(text);
     size_ = vocabulary.tokens.size();
-    auto build = MakeConstraintBuild(vocabulary);
+    auto build = MakeConstraintBuildFunction(vocabulary);
     ASSERT_TRUE(build.ok()) << build.status();
-    build_ = new ConstraintCompiler::Build(*std::move(build));
+    build_ = new ConstraintCompiler::BuildFunction(*std::move(build));
   }
   void SetUp() override {
     if (GrammarLibrary::Version().empty()) GTEST_SKIP() << "the build has no structured output";
@@ -65,10 +65,10 @@ class TagGrammarTest : public ::testing::Test {
   }
 
   static std::size_t size_;
-  static ConstraintCompiler::Build* build_;
+  static ConstraintCompiler::BuildFunction* build_;
 };
 std::size_t TagGrammarTest::size_ = 0;
-ConstraintCompiler::Build* TagGrammarTest::build_ = nullptr;
+ConstraintCompiler::BuildFunction* TagGrammarTest::build_ = nullptr;
 
 ConstraintSpec TagSpec(const std::vector<std::string>& triggers,
                        const std::vector<ConstraintTag>& tags) {
