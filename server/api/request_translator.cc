@@ -119,7 +119,7 @@ absl::StatusOr<text::DeclaredTools> DeclareTools(const text::ChatInput& chat,
       static_cast<std::int64_t>(bytes) <= limits.max_bytes
           ? text::DeclaredTools::Create(chat.tools, !format.writing.key_begin.empty())
           : absl::InvalidArgumentError(absl::StrCat("tools have ", bytes,
-                                                    " bytes of parameters, at most ",
+                                                    " bytes of parameters, the limit is ",
                                                     limits.max_bytes, " (limits.max_json_bytes)"));
   if (declared.ok()) return declared;
   return WithReason(
@@ -140,7 +140,8 @@ absl::Status ReadParsing(const v1::GenerateRequest& message, const TranslatorOpt
                           "auto or none without output.parse");
     }
     if (prompt != nullptr && ConstrainsCalls(chat, prompt->chat)) {
-      return BadParameter("chat.tools", "strict", "not strict without output.parse");
+      return BadParameter("chat.tools", "a list with a strict tool",
+                          "a list without strict tools if output.parse is false");
     }
     if (!ends_after_call) return absl::OkStatus();
     return BadParameter("chat.parallel_tool_calls", "false", "true without output.parse");
@@ -402,8 +403,8 @@ absl::Status ReadStart(const v1::Constraint& constraint, const text::ToolFormat*
   }
   if (is_default) return absl::OkStatus();
   return FeatureUnsupported(
-      "constraint.start after reasoning without output.parse, or with a model whose "
-      "chat.tool_format has no reasoning markers,",
+      "constraint.start = CONSTRAINT_START_AFTER_REASONING (without output.parse, or with a model "
+      "whose chat.tool_format has no reasoning markers)",
       "constraint.start");
 }
 

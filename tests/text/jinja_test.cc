@@ -119,6 +119,8 @@ TEST_F(JinjaTest, MessagesNameLineAndColumn) {
            Case{"x\n{{ messages.a.b }}", "2:12: 'messages' is undefined"},
            Case{"{% macro m() %}\n\n{{ raise_exception('no') }}{% endmacro %}{{ m() }}", "3:4: no"},
            Case{"{{ 9223372036854775807 + 1 }}", "1:4: the result does not fit 64 bits"},
+           Case{"{{ (-9223372036854775807 - 1)|abs }}",
+                "abs() of -9223372036854775808: the result does not fit 64 bits"},
            Case{"{{ 2 ** 64 }}", "does not fit 64 bits"},
            Case{"{{ {}.a.b }}", "'dict object' has no attribute 'a'"},
        }) {

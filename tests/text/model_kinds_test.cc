@@ -151,7 +151,7 @@ TEST(SentencePieceFileTest, RejectsUnsupportedSettingsByName) {
       {SmallModel("", Number(24, 1)), "trainer_spec.treat_whitespace_as_suffix is true"},
       {SmallModel() + Bytes(5, Bytes(2, "xyz")),
        "denormalizer_spec.precompiled_charsmap is 3 bytes"},
-      {SmallModel(Piece("ba", 0, 5)), "pieces[5].type is UNUSED for \"ba\""},
+      {SmallModel(Piece("ba", 0, 5)), "pieces[5] (\"ba\") has type UNUSED"},
   };
   for (const auto& [file, words] : files) {
     ExpectError(FromModel(file), words);

@@ -29,7 +29,7 @@ class MergeBuilder {
     NumberSymbols();
     std::vector<std::size_t> order;
     for (std::size_t id = 0; id < file_.pieces.size(); ++id) {
-      if (CanBeBuilt(id)) order.push_back(id);
+      if (IsMergeCandidate(id)) order.push_back(id);
     }
     const auto score = [this](std::size_t id) { return file_.pieces[id].score; };
     std::stable_sort(order.begin(), order.end(),
@@ -43,8 +43,9 @@ class MergeBuilder {
   }
 
  private:
-  // User-defined pieces are extracted before merging.
-  bool CanBeBuilt(std::size_t id) const {
+  // True for a piece of two or more characters that merges may produce. User-defined pieces are not
+  // among them: they are extracted before merging.
+  bool IsMergeCandidate(std::size_t id) const {
     const SentencePiece& piece = file_.pieces[id];
     return piece.matches_text() && piece.type != SentencePiece::Type::kUserDefined &&
            !IsOneCharacter(piece.text);
@@ -56,12 +57,12 @@ class MergeBuilder {
       const auto index = static_cast<std::size_t>(id);
       const std::string& text = file_.pieces[index].text;
       const bool is_character = file_.pieces[index].matches_text() && IsOneCharacter(text);
-      if (CanBeBuilt(index) || is_character) parts_.ids.emplace(text, id);
+      if (IsMergeCandidate(index) || is_character) parts_.ids.emplace(text, id);
     }
     parts_.unk_id = num_pieces;
     std::int32_t next_id = num_pieces + 1;
     for (std::size_t id = 0; id < file_.pieces.size(); ++id) {
-      if (!CanBeBuilt(id)) continue;
+      if (!IsMergeCandidate(id)) continue;
       const absl::string_view text = file_.pieces[id].text;
       for (std::size_t at = 0; at < text.size(); at += Utf8Length(text[at])) {
         const auto character = text.substr(at, Utf8Length(text[at]));
@@ -82,8 +83,9 @@ class MergeBuilder {
       if (right < 0) continue;
       if (file_.pieces[id].type == SentencePiece::Type::kUnused) {
         return absl::UnimplementedError(
-            absl::StrCat("pieces[", id, "].type is UNUSED for \"", text,
-                         "\", which is not supported for a piece that merges can produce"));
+            absl::StrCat("pieces[", id, "] (\"", text,
+                         "\") has type UNUSED and can be produced by merges; UNUSED is not "
+                         "supported for such a piece"));
       }
       parts_.merges.push_back({left, right, static_cast<std::int32_t>(id), rank});
     }
@@ -127,8 +129,8 @@ void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
   std::vector<double> scores;
   for (const SentencePiece& piece : file.pieces) {
     const auto id = static_cast<std::int32_t>(scores.size());
-    // The score of a user-defined piece is higher than that of any other segmentation of the same
-    // bytes.
+    // As in sentencepiece, the score of a user-defined piece is meant to be higher than that of any
+    // other segmentation of the same bytes.
     const bool is_user_defined = piece.type == SentencePiece::Type::kUserDefined;
     const float bonus = static_cast<float>(piece.text.size()) * best;
     scores.push_back(is_user_defined ? bonus - 0.1 : static_cast<double>(piece.score));

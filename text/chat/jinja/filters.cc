@@ -70,7 +70,9 @@ Result Trim(Runtime& runtime, const Value& value, const Arguments& arguments) {
   if (!bound[0] || bound[0]->is_none()) {
     return Value::String(StripChars(text, Side::kBoth, std::nullopt));
   }
-  if (!bound[0]->is_string()) return absl::InvalidArgumentError("trim needs a string");
+  if (!bound[0]->is_string()) {
+    return absl::InvalidArgumentError("the chars argument of trim must be a string");
+  }
   QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(bound[0]->as_string().size()));
   return Value::String(StripChars(text, Side::kBoth, absl::string_view(bound[0]->as_string())));
 }
@@ -92,12 +94,14 @@ Result Replace(Runtime& runtime, const Value& value, const Arguments& arguments)
 
 constexpr std::size_t kMaxWidth = 1000;
 
-absl::StatusOr<std::string> ReadIndent(const std::optional<Value>& width) {
+// Returns the text of one indent. `argument` names the argument in the error.
+absl::StatusOr<std::string> ReadIndent(absl::string_view argument,
+                                       const std::optional<Value>& width) {
   if (width && width->is_string()) return width->as_string();
   const std::int64_t spaces = width ? width->ToInteger().value_or(-1) : 4;
   if (spaces < 0 || spaces > static_cast<std::int64_t>(kMaxWidth)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the width must be a string or an integer from 0 to ", kMaxWidth));
+        absl::StrCat("the ", argument, " must be a string or an integer from 0 to ", kMaxWidth));
   }
   return std::string(static_cast<std::size_t>(spaces), ' ');
 }
@@ -110,7 +114,8 @@ Result Indent(Runtime& runtime, const Value& value, const Arguments& arguments) 
     return absl::InvalidArgumentError(
         absl::StrCat("indent needs a string, not '", TypeName(value), "'"));
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::string indent_text, ReadIndent(bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(const std::string indent_text,
+                         ReadIndent("width argument of indent", bound[0]));
   const bool indents_first = bound[1] && IsTrue(*bound[1]);
   const bool indents_blank = bound[2] && IsTrue(*bound[2]);
   QUIRE_RETURN_IF_ERROR(runtime.ChargeText(value.as_string().size()));
@@ -158,13 +163,14 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   style.ascii_only = bound[0] && IsTrue(*bound[0]);
   style.sort_keys = bound[3] && IsTrue(*bound[3]);
   if (bound[1] && !bound[1]->is_none()) {
-    QUIRE_ASSIGN_OR_RETURN(style.indent, ReadIndent(bound[1]));
+    QUIRE_ASSIGN_OR_RETURN(style.indent, ReadIndent("indent argument of tojson", bound[1]));
     if (style.indent->size() > kMaxWidth) {
       return absl::InvalidArgumentError(
           absl::StrCat("the indent of tojson has more than ", kMaxWidth, " bytes"));
     }
     style.item_separator = std::string(1, ',');
-    // Every element may start with the indentation of all its levels; the nesting depth is limited.
+    // An element may be preceded by one indent per nesting level. Only one indent per element is
+    // charged, because the nesting depth is limited.
     const std::int64_t weight = std::min(WeightOf(value), runtime.limits().max_steps);
     QUIRE_RETURN_IF_ERROR(runtime.Charge(
         weight * (1 + static_cast<std::int64_t>(style.indent->size()) / Runtime::kBytesPerStep)));
@@ -180,8 +186,8 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   return Value::String(std::move(text));
 }
 
-// Like Python's int(text, base), but ignores all underscores. Returns nullopt for malformed text
-// and for magnitudes from 2^63 on.
+// Like Python's int(text, base), but ignores all underscores and refuses upper-case prefixes (0X).
+// Returns nullopt for malformed text and for magnitudes from 2^63 on.
 std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -244,9 +250,13 @@ Result Absolute(Runtime&, const Value& value, const Arguments& arguments) {
   if (value.is_undefined()) return value.UndefinedError();
   if (value.is_float()) return Value::Float(std::abs(value.as_float()));
   const std::optional<std::int64_t> number = value.ToInteger();
-  if (!number || *number == std::numeric_limits<std::int64_t>::min()) {
+  if (!number) {
     return absl::InvalidArgumentError(
         absl::StrCat("bad operand type for abs(): '", TypeName(value), "'"));
+  }
+  if (*number == std::numeric_limits<std::int64_t>::min()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("abs() of ", *number, ": the result does not fit 64 bits"));
   }
   return Value::Int(std::abs(*number));
 }
