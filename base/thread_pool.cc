@@ -47,8 +47,9 @@ void BindTo(pthread_t thread, int cpu) {
 // The rounding mode, masked exceptions and handling of subnormal numbers of the calling thread.
 #if defined(__x86_64__)
 std::uint64_t FloatModes() {
+  // The mask removes the sticky exception flags.
   return __builtin_ia32_stmxcsr() & ~0x3fu;
-}  // without the sticky exception flags
+}
 void SetFloatModes(std::uint64_t modes) {
   if (modes != FloatModes()) __builtin_ia32_ldmxcsr(static_cast<unsigned>(modes));
 }
@@ -118,7 +119,8 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   running_.store(size_ - 1);
   generation_.fetch_add(1);
   if (sleeping_workers_.load() > 0) {
-    // Taking the mutex orders this wake-up after a worker's last check before it waits.
+    // A worker holds the mutex from its last check until it waits. Taking the mutex here delays the
+    // wake-up until then.
     { MutexLock lock(&mutex_); }
     work_ready_.NotifyAll();
   }

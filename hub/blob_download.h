@@ -20,8 +20,9 @@
 namespace quire::hub {
 
 // The delay between attempts is 0.5 s at first and doubles after each failure. It is at least the
-// Retry-After of the server. A download fails after kMaxAttempts consecutive attempts that received
-// no bytes, or if Retry-After exceeds kMaxRetryAfter.
+// Retry-After of the server. A download fails after kMaxAttempts consecutive failed attempts, or if
+// Retry-After exceeds kMaxRetryAfter. An attempt that lengthened the file is the first of a new
+// count.
 inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
@@ -47,9 +48,10 @@ struct BlobRequest {
 };
 
 // Returns OK when the blob is in the cache. Errors: DATA_LOSS if the server sends too many bytes,
-// the wrong range, or content with another hash; RESOURCE_EXHAUSTED if the disk is full; CANCELLED
-// after a stop; those of HttpClient and of AnswerError. Content with another hash is deleted. After
-// other errors, the bytes received so far are kept.
+// the wrong range, or content with another hash; RESOURCE_EXHAUSTED if the disk is full; ABORTED if
+// the attempts are used up; INTERNAL if another program changed the file; CANCELLED after a stop;
+// those of the file system, of HttpClient and of AnswerError. Content with another hash is deleted.
+// After other errors, the bytes received so far are kept.
 absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& settings,
                           HttpClient* client);
 
@@ -57,8 +59,9 @@ absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& setting
 std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
                          const RepositoryFile& file);
 
-// Returns the error for an answer of the hub that is not a success, with a remedy: a gated, private
-// or unknown repository, an unknown revision or file, a refused token, or the status itself.
+// Returns the error for an unsuccessful answer of the hub. The message names the cause (a gated,
+// private or unknown repository; an unknown revision or file; a refused token) and, where one
+// exists, a remedy. For other answers it gives the HTTP status and the hub's message.
 absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
                          const HttpAnswer& answer);
 

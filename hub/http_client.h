@@ -4,7 +4,8 @@
 //
 // Place:      below blob_download.h and pull.h; the only user of libcurl in hub/.
 // Invariants: the token is sent to the endpoint only. libcurl drops it when a redirect leads to
-//             another host, port or protocol. An https endpoint never redirects to http.
+//             another host, port or protocol. If the endpoint is https, a redirect to http is not
+//             followed (FAILED_PRECONDITION).
 // Threads:    one per client.
 // Lifetime:   `settings` and `stop` outlive the client.
 
@@ -37,8 +38,10 @@ struct HttpAnswer {
 };
 
 // Status codes of failed transfers: UNAVAILABLE if no connection was made, ABORTED if a transfer
-// broke off or stalled, CANCELLED after a stop, FAILED_PRECONDITION if the server's certificate is
-// not trusted or the URL cannot be used. An answer with an HTTP error is not a failure.
+// broke off or stalled, and CANCELLED after a stop. FAILED_PRECONDITION is returned if the server's
+// certificate is not trusted, the URL cannot be used, or there are too many redirects.
+// RESOURCE_EXHAUSTED is returned if libcurl cannot be initialized. An answer with an HTTP error is
+// not a failure.
 class HttpClient {
  public:
   // Receives the next bytes of a file. An error ends the transfer and is returned by Download.
@@ -55,8 +58,8 @@ class HttpClient {
   // Ends at the first answer that has X-Linked-Etag and X-Linked-Size, even a redirect. The target
   // of the redirect may refuse HEAD, for example an S3 URL signed for GET.
   absl::StatusOr<HttpAnswer> Head(absl::string_view path);
-  // Requests the bytes from `first` on, and passes those of an answer 200 or 206 to `sink`. Keeps
-  // the first 4 KiB of another answer.
+  // Requests the bytes from `first` on. Passes the body of an answer with status 200 (the whole
+  // file) or 206 to `sink`. With any other status, keeps the first 4 KiB of the body in the answer.
   absl::StatusOr<HttpAnswer> Download(absl::string_view path, std::int64_t first, const Sink& sink);
 
  private:

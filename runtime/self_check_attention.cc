@@ -1,4 +1,5 @@
-// The part of the self-check that stores random K and V in pages and compares attention over them.
+// The part of the self-check that stores random K and V in pages. It compares the store, and the
+// attention over these pages, with references.
 
 #include <algorithm>
 #include <cmath>
@@ -28,9 +29,10 @@ namespace {
 using kernels::ConstFloatPtr;
 using kernels::FloatPtr;
 
-// Number of distinct rows of q, k and v. It is prime, so every page begins with another row.
+// Number of distinct rows of q, k and v. It is prime, so consecutive pages of one store begin with
+// different rows. Every store begins with row 0.
 constexpr std::uint32_t kTokenPatterns = 67;
-// Tokens that are stored at a time.
+// Maximum number of tokens that are stored at a time.
 constexpr std::uint32_t kStoredTokens = 512;
 // Prompt tokens of a sequence that are computed at once: more than a block of query rows.
 constexpr std::uint32_t kPromptRows = 70;
@@ -103,7 +105,7 @@ bool HasEqualBits(std::span<const float> a, std::span<const float> b) {
 struct Sequence {
   std::uint32_t length = 0;  // number of tokens, including those of the launch
   std::uint32_t rows = 0;    // tokens of the launch, the last ones of the sequence
-  std::uint32_t shift = 0;   // page i of the sequence is page 1 + (i + shift) % pages of the pool
+  std::uint32_t shift = 0;   // page i of the sequence is the pool's page 1 + (i + shift) % pages_
 };
 
 // Returns the number of keys up to the position of each row of a launch, summed over the rows.
@@ -206,7 +208,7 @@ std::vector<PoolPiece> PiecesOf(const cache::KvPool& pool, const cache::KvGeomet
           ElementsOf(pool, g, page, 1, slot), ScalesOf(pool, g, page, 1, slot)};
 }
 
-// Compares the attention of one kind of layer.
+// Compares the store and the attention of one kind of layer with references.
 class AttentionCheck {
  public:
   AttentionCheck(SelfCheckContext* context, const models::LayerSpec& layer,
@@ -221,7 +223,7 @@ class AttentionCheck {
                             : kernels::KeyView(params_.kv[place.group], place.slot)),
         values_(shape_.is_mla ? keys_ : kernels::ValueView(params_.kv[place.group], place.slot)) {}
 
-  // Identifies the kind: layers with equal keys run the same kernels.
+  // Identifies the kind of the layer: layers with equal results run the same kernels.
   std::string Key() const;
   absl::Status Run();
 
@@ -277,8 +279,9 @@ class AttentionCheck {
 
   absl::Status Compare(bool is_prompt);
   absl::Status CompareBatch(std::span<const Sequence> sequences, bool is_prompt);
-  absl::StatusOr<std::string> CompareAlone(std::span<const Sequence> sequences, bool is_prompt,
-                                           const Launched& launched, std::span<const float> batch);
+  absl::StatusOr<std::string> CompareWithSingleSequences(std::span<const Sequence> sequences,
+                                                         bool is_prompt, const Launched& launched,
+                                                         std::span<const float> batch);
   absl::StatusOr<Launched> Prepare(std::span<const Sequence> sequences);
   // Uploads the lengths and the table of the sequences, and plans the step.
   absl::Status Plan(std::span<const Sequence> sequences, bool is_prompt, const Launched& launched);
@@ -286,7 +289,8 @@ class AttentionCheck {
   std::vector<float> DefinedColumns(std::span<const float> out) const;
   void Count(const Launched& launched);
   absl::Status Launch(const Launched& launched, Kernel kernel);
-  // Launches on poisoned memory and returns the columns that attention defines.
+  // Poisons the output, launches, and returns the output without the columns that attention leaves
+  // undefined.
   absl::StatusOr<std::vector<float>> Result(const Launched& launched, Kernel kernel);
   absl::StatusOr<std::vector<float>> ScalarReference(const Launched& launched);
   absl::StatusOr<std::vector<float>> CpuReference(std::span<const Sequence> sequences,
@@ -535,8 +539,8 @@ absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
                                                            std::span<const float> want) {
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> got,
                          context_->DownloadFloats(device, static_cast<std::int64_t>(want.size())));
-  // For MLA, the store rotates the last columns of every head. A product computes the other
-  // columns.
+  // For MLA, the store writes only the last columns (those of rope) of every head. Here the other
+  // columns keep their pattern. In a model, a matrix product computes them.
   const std::size_t columns = std::size_t{shape_.num_heads} * shape_.head_size;
   const bool is_bf16 = context_->activation() == DType::kBF16;
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -634,7 +638,8 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
                                                 .has_prompt_rows = is_prompt,
                                                 .has_generated_rows = !is_prompt},
                                                plan()));
-  // Poison copies pageable memory and may wait for the stream without a limit.
+  // Waits here, with a time limit, because the Poison that follows copies pageable memory and may
+  // wait for the stream without one.
   return context_->Wait();
 }
 
@@ -680,7 +685,8 @@ absl::StatusOr<std::vector<float>> AttentionCheck::Result(const Launched& launch
   return DefinedColumns(all);
 }
 
-// Returns the columns of the heads that attention defines.
+// Returns `out` without the columns that attention leaves undefined: keeps the first columns() of
+// each head.
 std::vector<float> AttentionCheck::DefinedColumns(std::span<const float> out) const {
   std::vector<float> defined;
   for (std::size_t i = 0; i < out.size(); i += shape_.head_size) {
@@ -754,9 +760,9 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
 
 // Computes the shortest, a middle and the longest sequence alone. Returns a description of the
 // first result that differs from the result of the batch, or "".
-absl::StatusOr<std::string> AttentionCheck::CompareAlone(std::span<const Sequence> sequences,
-                                                         bool is_prompt, const Launched& launched,
-                                                         std::span<const float> batch) {
+absl::StatusOr<std::string> AttentionCheck::CompareWithSingleSequences(
+    std::span<const Sequence> sequences, bool is_prompt, const Launched& launched,
+    std::span<const float> batch) {
   const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
   std::string difference;
   std::uint32_t begin = 0;
@@ -798,7 +804,8 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   QUIRE_RETURN_IF_ERROR(Plan(sequences, is_prompt, launched));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(launched, Kernel::kServed));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> second, Result(launched, Kernel::kServed));
-  // With f32 activations the scalar kernel runs, which is the reference of the others.
+  // The scalar kernel is the reference. With f32 activations it is itself the kernel under test, so
+  // the CPU computes the reference.
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> reference, context_->activation() == DType::kF32
                                                                  ? CpuReference(sequences, launched)
                                                                  : ScalarReference(launched));
@@ -810,15 +817,15 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
     if (std::isnan(error)) break;
   }
   if (!HasEqualBits(first, second)) check.fault = "two runs differ";
-  const bool has_portable_bits = !is_prompt && !shape_.is_mla && !is_quantized;
-  if (maps() != nullptr && context_->cuda().has_sm90a() && has_portable_bits) {
+  const bool must_equal_portable = !is_prompt && !shape_.is_mla && !is_quantized;
+  if (maps() != nullptr && context_->cuda().has_sm90a() && must_equal_portable) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(launched, Kernel::kPortable));
     if (!HasEqualBits(first, portable) && check.fault.empty()) {
       check.fault = "the result differs from the portable kernel";
     }
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string difference,
-                         CompareAlone(sequences, is_prompt, launched, first));
+                         CompareWithSingleSequences(sequences, is_prompt, launched, first));
   if (check.fault.empty()) check.fault = difference;
   // An error above the limit is the more useful description, and SelfCheckContext::Add provides it.
   if (!(check.error <= check.limit)) check.fault.clear();

@@ -4,10 +4,11 @@
 // events. It reports stop strings back to the engine and removes finished requests from the table.
 //
 // Place:      between the engine thread and the TokenStreams.
-// Invariants: all items of a request go to one worker, in order. The engine neither runs rows nor
-//             starts requests of a worker whose ring is half full. Steps in flight and ending
-//             requests still add items. If the ring is full, they overflow into a list, and the
-//             worker has no room until the list is empty.
+// Invariants: all items of a request go to one worker, in order. While the ring of a worker is at
+//             least half full, the engine starts no requests of that worker and runs no rows of its
+//             running requests. Steps in flight and ending requests still add items. If the ring is
+//             full, they overflow into a list. The worker has room when the ring is less than half
+//             full and the list is empty.
 // Threads:    Reserve may be called from any thread, and Stop after the engine thread has ended.
 //             The engine thread calls everything else. Owns `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.
@@ -47,11 +48,12 @@ class OutputStage {
   // Raises the capacity of every ring to at least `ring_items`.
   void Reserve(std::size_t ring_items);
   // Hands the items to their workers and leaves the vector empty. If items overflow, the engine is
-  // woken when their worker has room, and has to call Push again, with or without new items.
+  // woken when the ring is less than half full, and has to call Push again, with or without new
+  // items.
   void Push(std::vector<OutputItem>* items);
   // Returns whether the engine may create items for requests of this worker.
   bool HasRoom(std::size_t worker) const;
-  // Wakes the engine as soon as the worker has room.
+  // Wakes the engine at once if the worker has room, else when its ring is less than half full.
   void WakeWhenRoom(std::size_t worker);
   // Waits until the workers have processed everything that was pushed. Returns false on timeout.
   bool WaitDone(absl::Duration timeout);

@@ -57,8 +57,8 @@ class RequestLifecycle {
   // The timeout applies to requests that are stalled now or later.
   void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
 
-  // The functions below handle signals. Signals of one request come from several threads, so the
-  // first one counts as the arrival. Arrive returns null if the request has ended already.
+  // The next four functions handle signals. Signals of one request come from several threads, so
+  // the first one counts as the arrival. Arrive returns null if the request has ended already.
   ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
   void Prepare(Signal& signal, absl::Time now);
   void Cancel(const Signal& signal, absl::Time now);
@@ -71,8 +71,9 @@ class RequestLifecycle {
 
   // Reports to the scheduler which running and preempted requests are stalled by their output.
   void ReportStalls(absl::Time now);
-  // Applies the plan before its step runs. Requests that start leave the queue limits, start their
-  // masks and emit kStarted. Preemptions and running requests are counted in the metrics.
+  // Applies the plan before its step runs. A request that starts no longer counts towards the queue
+  // limits. Its masks are started, and its kStarted item is added to the output. Preemptions and
+  // running requests are counted in the metrics.
   void PublishPlan(const StepPlan& plan, absl::Time now);
   // Ends choices whose constraint is complete, and requests whose masks cannot be computed. Returns
   // whether something has ended.
@@ -88,8 +89,8 @@ class RequestLifecycle {
   // Fails each of `requests` with an INTERNAL error of its own. Sorts the vector, which may contain
   // duplicates.
   void FailEach(std::vector<ScheduledRequest*>* requests, absl::string_view what, absl::Time now);
-  // Ends every live request because of an error that is not its own. Accepted requests count as
-  // failed, others as rejected.
+  // Ends every live request because of an error that is not its own. The metrics count prepared
+  // requests as failed, others as rejected.
   void FailAll(absl::Time now);
   // Ends every live request because the engine stops.
   void EndAll(absl::Time now);

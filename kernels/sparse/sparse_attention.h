@@ -16,22 +16,27 @@ struct SelectedRowsParams {
   const AnyKvView* rows;      // the view of any layer of the layer group
   std::int32_t* selected;     // [num_rows, max_selected] keys, -1 after the last one
   std::uint32_t* num_others;  // [num_rows] receives the number of selected keys minus 1
-  std::uint32_t* offsets;     // [num_rows + 1] receives 0, 1, ..., constant over padding rows
+  // [num_rows + 1] receives 0, 1, 2, ... up to the number of rows that are not padding, and repeats
+  // that number for padding rows
+  std::uint32_t* offsets;
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
   std::uint32_t batch_size;
   std::uint32_t num_rows;
   std::uint32_t max_selected;
   // CUDA only. Both are null on the CPU.
-  const std::int32_t* token_rows = nullptr;  // [num_rows] batch row of each row; -1: padding
+
+  // [num_rows] index in the batch of each row's sequence; -1: padding
+  const std::int32_t* token_rows = nullptr;
   // [1 + num_rows] receives the number of rows that are not padding, then 0, 1, 2, ... REQUIRES:
   // padding rows are last.
   std::uint32_t* live_rows = nullptr;
 };
 
-// Replaces the selected keys of each row by rows of the view (RemapSparseIndices and get_tma_row).
-// The result is valid for all layers of the layer group. A key without a page and -1 become row 0,
-// which is zero. For padding rows, `selected` and num_others are not written. Returns errors of the
-// launch. REQUIRES: every row that is not padding has at least one key.
+// Replaces each selected key, a position in the sequence, by the index of its K/V row in the view,
+// as RemapSparseIndices and get_tma_row compute it. The result is valid for all layers of the layer
+// group. Keys without a page, and entries of -1, become 0: row 0 of the view contains zeros. For
+// padding rows, `selected` and num_others are not written. Returns errors of the launch. REQUIRES:
+// every row that is not padding has at least one key.
 absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& params);
 
 struct SparseAttentionParams {
@@ -50,7 +55,8 @@ struct SparseAttentionParams {
   std::uint32_t value_columns;  // AttentionParams::value_columns
   // CUDA only. Both are null on the CPU.
   const std::uint32_t* live_rows = nullptr;  // as MapSelectedRows returns
-  const AttentionPlan* plan = nullptr;       // for these heads; only its memory is used
+  // a plan that was created for these heads (AttentionPlanLimits); only its memory is used
+  const AttentionPlan* plan = nullptr;
 };
 
 // Computes PagedAttention of each row over its selected keys only, in the order of `selected`. On

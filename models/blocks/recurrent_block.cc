@@ -26,15 +26,15 @@ struct Columns {
         a(r.decay_rank != 0 ? r.row_columns() - r.decay_columns() : decay_in),
         width(r.row_columns()) {}
   std::uint32_t q, k, v;
-  std::uint32_t gate_in;  // the first stage of z if it has two, else z
+  std::uint32_t gate_in;  // the first stage of `z` if it has two, else `z`
   std::uint32_t b;
-  std::uint32_t decay_in;  // the first stage of a if it has two, else a
+  std::uint32_t decay_in;  // the first stage of `a` if it has two, else `a`
   std::uint32_t z, a;
   std::int64_t width;
 };
 
-// Computes the second stage of z or a in RecurrentBuffers::in: reads the columns from `from` on and
-// writes the columns from `to` on.
+// Computes the second stage of `z` or `a`. It reads RecurrentBuffers::in from column `from` on and
+// writes it from column `to` on.
 absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, std::int64_t width,
                          std::uint32_t from, std::uint32_t to) {
   const RecurrentBuffers& b = step.buffers->recurrent;
@@ -50,8 +50,9 @@ absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, 
                       .num_rows = step.num_tokens});
 }
 
-// Computes the inputs of the scan for the step's tokens: z, normalized q and k, v, and decay and
-// rate, which PrepareScan computes from a and b.
+// Computes, for the step's tokens, the inputs of the scan and of the gate. The scan reads q, k, v,
+// decay and rate. PrepareScan normalizes q and k in place (if qk_l2_eps is above 0) and computes
+// decay and rate from `a` and `b`. The gate reads `z`.
 absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
                      const RecurrentWeights& weights, const LayerPlace& place,
                      kernels::ConstFloatPtr input) {

@@ -1,12 +1,16 @@
 #pragma once
 
-// Reads config.json and generation_config.json strictly: types and ranges are checked, and an error
-// names file, key, value and limit.
+// Reads config.json and generation_config.json strictly: types and ranges are checked. An error
+// names the file and the key and, for a value out of range, the value and the limit.
 //
-// Absent, null and zero differ: an absent key has the family's default, null the documented
-// fallback, and zero is a value. rope_config.h describes the forms of rope settings. Keys of
-// generation_config.json take precedence over those of config.json. Keys that change the
-// computation of other families are refused; unknown keys are named in one warning.
+// An absent key, a null and a zero can have different meanings. For an absent key the family's
+// default is used. A null means what the key's reader says (the same as absent, off, or an error).
+// Zero is an ordinary value. rope_config.h describes the forms of rope settings. Keys of
+// generation_config.json take precedence over those of config.json.
+//
+// A key that this family does not read, but that changes the computation in another family, is
+// refused unless its value has no effect there (IsNeutral in config_keys.cc). Unknown keys are
+// named in one warning.
 
 #include "absl/status/statusor.h"
 #include "models/config/model_config.h"
