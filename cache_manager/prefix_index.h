@@ -74,7 +74,7 @@ class PrefixIndex {
   bool CanPublish(BatchRow row);
   // Returns the node of the row's first `columns` columns, or kNoNode if they are not published.
   NodeId PublishedNode(BatchRow row, std::uint32_t columns) const;
-  // Removes from the nodes of a history the snapshots that are not proven finite.
+  // Removes from the nodes of a history the tentative snapshots, which are not proven finite.
   void DropTentativeStates(const Hash128& root, std::span<const std::int32_t> tokens,
                            std::span<const PageKey> keys);
   const Hash128& root(BatchRow row) const { return publications_[row.value()].root; }

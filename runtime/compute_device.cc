@@ -31,7 +31,7 @@ absl::Status DeviceError(const absl::Status& status) {
 }
 
 constexpr char kNoGpuRemedy[] =
-    "update the driver, use another GPU, or set device.type: cpu to compute without one";
+    "update the driver, select another GPU with device.ids, or set device.type: cpu";
 
 // The portable kernels run on this compute capability and all later ones.
 constexpr std::int32_t kPortableCapability = 80;
@@ -128,7 +128,9 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
     }
     if (!IsNoGpu(status)) return status;
     if (choice == DeviceChoice::kCuda) {
-      return absl::Status(status.code(), absl::StrCat(status.message(), "; ", kNoGpuRemedy));
+      const absl::string_view remedy =
+          absl::IsUnimplemented(status) ? "set device.type: cpu" : kNoGpuRemedy;
+      return absl::Status(status.code(), absl::StrCat(status.message(), "; ", remedy));
     }
     why = absl::StrCat("device.type is auto and no GPU is usable: ", status.message());
   }

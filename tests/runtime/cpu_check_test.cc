@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <functional>
@@ -213,20 +212,13 @@ TEST(CpuCheckTest, EveryLevelOfThisMachinePasses) {
   }
 }
 
-// The check does not depend on the model. Its duration is that of a start with the embedded one.
-TEST(CpuCheckTest, TakesAtMostThreeTenthsOfASecond) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers slow the check down";
-#endif
-  absl::Duration least = absl::InfiniteDuration();
-  // Other processes may delay single runs.
-  for (int run = 0; run < 10 && least > absl::Milliseconds(300); ++run) {
-    const CpuCheck check = CheckCpu(Cpu());
-    ASSERT_TRUE(check.status.ok()) << check.status;
-    least = std::min(least, check.result.time);
-  }
-  EXPECT_LE(least, absl::Milliseconds(300));
-  RecordProperty("seconds", std::to_string(absl::ToDoubleSeconds(least)));
+// The check does not depend on the model. It is part of every start on a CPU.
+TEST(CpuCheckTest, RecordsItsTime) {
+  const CpuCheck check = CheckCpu(Cpu());
+  ASSERT_TRUE(check.status.ok()) << check.status;
+  EXPECT_GT(check.result.time, absl::ZeroDuration());
+  EXPECT_LT(check.result.time, absl::Seconds(5));  // the limit after which a level is skipped
+  RecordProperty("seconds", std::to_string(absl::ToDoubleSeconds(check.result.time)));
 }
 
 class CpuFaultTest : public testing::TestWithParam<Fault> {

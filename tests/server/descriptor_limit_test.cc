@@ -1,7 +1,17 @@
 #include "server/descriptor_limit.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "absl/time/time.h"
+#include "base/logging.h"
+#include "tests/testing/temp_dir.h"
 
 namespace quire::server {
 namespace {
@@ -25,6 +35,19 @@ TEST_F(DescriptorLimitTest, RaisesTheSoftLimitToTheHardLimit) {
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
   EXPECT_EQ(after.rlim_cur, before_.rlim_max);
   EXPECT_EQ(after.rlim_max, before_.rlim_max);
+}
+
+TEST(LogDescriptorLimitTest, ReportsATableThatCannotGrow) {
+  const testing::TempDir dir;
+  const std::string path = dir.path() + "/log";
+  ASSERT_TRUE(log::Configure({.file = path}).ok());
+  LogDescriptorLimit({.from = 8, .to = 8, .table_error = ENOMEM});
+  ASSERT_TRUE(log::Flush(absl::Seconds(20)));
+  ASSERT_TRUE(log::Configure({}).ok());
+  std::ifstream in(path);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_THAT(text, ::testing::HasSubstr("cannot enlarge the descriptor table"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("limit of open files raised")));
 }
 
 TEST_F(DescriptorLimitTest, AllListenersShareTheDescriptors) {

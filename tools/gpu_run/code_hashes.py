@@ -44,8 +44,11 @@ def sections(cubin):
 
 def hashes(content):
     """Returns {(mangled kernel, compute capability): hash}."""
-    return {(name.removeprefix(".text."), capability): hashlib.sha256(code).hexdigest()[:16]
-            for capability, cubin in cubins(content) for name, code in sections(cubin) if name.startswith(".text.")}
+    try:
+        return {(name.removeprefix(".text."), capability): hashlib.sha256(code).hexdigest()[:16]
+                for capability, cubin in cubins(content) for name, code in sections(cubin) if name.startswith(".text.")}
+    except (struct.error, IndexError, ValueError) as error:
+        raise CodeError(f"not a fat binary at a magic number: {error}") from error
 
 
 def on_device(found, capability):

@@ -154,12 +154,12 @@ def kernel_rows(results):
 
 
 def code_rows(results):
-    """Returns the rows of CODE. A kernel has passed if all tests of kernels and models have."""
+    """Returns the rows of CODE. A kernel has passed if the stages of the tests of kernels and models have passed."""
     verdicts = {stage["name"]: stage["verdict"] for stage in results["stages"]}
     failed = [verdict for verdict in map(verdicts.get, ("tests", "runner")) if verdict != "passed"]
     capability = results["device"]["compute_capability"] if results["device"] else None
     return [[kernel, capability, value, (failed[0] or "not run") if failed else "passed"]
-            for kernel, value in sorted(results["code"].items())]
+            for kernel, value in sorted(results.get("code", {}).items())]
 
 
 def parts(results):
