@@ -1,4 +1,4 @@
-"""Writes cases.jsonl and LICENSE here out of the JSON-Schema-Test-Suite, which the source distribution of jsonschema holds:
+"""Writes cases.jsonl.xz and LICENSE here out of the JSON-Schema-Test-Suite, which the source distribution of jsonschema holds:
 
     pip download --no-deps --no-binary jsonschema jsonschema==4.26.0 && tar -xzf jsonschema-4.26.0.tar.gz
     /usr/bin/python3 tests/testdata/json_schema_suite/make_cases.py jsonschema-4.26.0/json
