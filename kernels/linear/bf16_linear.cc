@@ -164,8 +164,8 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         const Bf16Panels job = {params, x, multiply, backend.workspace(part).Reserve(thread_bytes)};
         LinearBf16Panels(job, begin, end);
       },
-      // With few panels per thread, groups are small, so that all threads have work. Products that
-      // are not bound by AMX tiles always use small groups, because a thread that also serves
+      // Panels are shared out in units. With few panels per thread, units are small, so that all
+      // threads have work. With vdpbf16ps they always are, because a thread that also serves
       // clients finishes late.
       IsOrdered(multiply) || weight.num_panels() < GroupPanels(k) * backend.num_threads()
           ? kPanelGrain

@@ -25,7 +25,8 @@ struct Bf16Product {
   // True: the rows were ordered by kBf16OrderAvx512Bf16. Only kBf16MultiplyAvx512Bf16 reads such
   // rows.
   bool x_is_ordered = false;
-  // First weights of the next product, which may be prefetched. Null: none.
+  // Probably the first weight of the next product. It is only prefetched and may point behind the
+  // matrix. Null: none.
   const std::uint16_t* next_w = nullptr;
 };
 

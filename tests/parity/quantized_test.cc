@@ -94,9 +94,9 @@ TEST_P(QuantizedTest, BitsDependOnTheSequenceOnly) {
 }
 
 // The fixtures' weights are random, so errors do not average out as in trained models. The bounds
-// are a third above the measurements (8 bits 0.023 to 0.076, with recurrent layers 0.136, with
-// experts 0.156 and with both 0.31, 4 bits 0.25 to 0.41). A scale of the wrong group gives 1 and
-// more.
+// are at least 30 % above the measurements: with 8 bits 0.023 to 0.076, with experts up to 0.098,
+// with recurrent layers 0.136, with both up to 0.305; with 4 bits 0.25 to 0.42. A scale of the
+// wrong group gives 1 and more.
 TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   const auto got = MustReplay({.threads = 2, .feed_reference = true, .generated = 8});
   const double relative = CompareLogits(got, reference_).relative;
@@ -104,8 +104,7 @@ TEST_P(QuantizedTest, LogitsAreCloseToTheReference) {
   std::printf("%s %s: logits differ by %.2e relative\n", GetParam().folder,
               std::string(name).c_str(), relative);
   EXPECT_GT(relative, 10 * kMaxRelative) << "nothing was rounded";
-  const double most =
-      (name.substr(0, 4) == "int4" ? 0.55 : 0.1) * (GetParam().is_recurrent ? 2 : 1);
+  const double most = name.substr(0, 4) == "int4" ? 0.55 : GetParam().is_recurrent ? 0.2 : 0.1;
   const double by_experts = !GetParam().has_experts ? 1 : GetParam().is_recurrent ? 2 : 1.5;
   EXPECT_LT(relative, by_experts * most);
 }

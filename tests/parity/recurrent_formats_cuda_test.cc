@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "base/check.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/parity/hybrid_formats.h"
 #include "tests/parity/parity_harness.h"
@@ -27,6 +28,7 @@ std::vector<HybridFormat> FormatsOnGpus() {
   std::erase_if(formats, [&](const HybridFormat& format) {
     return std::find(kNames.begin(), kNames.end(), format.name) == kNames.end();
   });
+  QUIRE_CHECK(formats.size() == kNames.size());
   return formats;
 }
 

@@ -66,6 +66,7 @@ void WriteMatrices(const std::vector<Held>& all, std::span<LayerWeights> layers)
   auto held = all.begin();
   for (LayerWeights& layer : layers) {
     for (const auto& [name, linear] : LinearsOf(layer)) {
+      QUIRE_CHECK(held != all.end());
       const Held& from = *held++;
       if (from.values.empty()) continue;
       auto packed = kernels::PackPlainRows(
