@@ -25,7 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::StartsWith;
 
 // The test's view of the peer.
-struct Peer {
+struct HeldPeer {
   std::vector<std::string> writes;  // that have started
   Transport::Done write, read;      // pending operations
   boost::asio::mutable_buffer buffer;
@@ -35,7 +35,7 @@ struct Peer {
 
 class HeldTransport final : public Transport {
  public:
-  HeldTransport(boost::asio::io_context* io, Peer* peer) : io_(io), peer_(peer) {}
+  HeldTransport(boost::asio::io_context* io, HeldPeer* peer) : io_(io), peer_(peer) {}
 
   boost::asio::any_io_executor executor() override { return io_->get_executor(); }
   void Handshake(std::function<void(Error)> done) override { done(Error()); }
@@ -62,7 +62,7 @@ class HeldTransport final : public Transport {
 
  private:
   boost::asio::io_context* const io_;
-  Peer* const peer_;
+  HeldPeer* const peer_;
 };
 
 class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
@@ -102,7 +102,7 @@ class HttpSessionTest : public ::testing::Test, public HttpSessionHost {
   }
 
   boost::asio::io_context io_;
-  Peer peer_;
+  HeldPeer peer_;
   HttpServerOptions options_;
   std::shared_ptr<HttpExchange> handled_;
   bool is_removed_ = false;
@@ -178,7 +178,7 @@ TEST_F(HttpSessionTest, RejectionSeesTheRejectedHead) {
   FinishWrite();
   origins.clear();
   handled_ = nullptr;
-  peer_ = Peer();
+  peer_ = HeldPeer();
   Begin();
   Feed("GET /a HTTP/1.1\r\nHost: x\r\nOrigin: first\r\n\r\n");
   std::exchange(handled_, nullptr)->Answer({.body = "one"});
