@@ -171,9 +171,9 @@ TEST(StoredFormatsTest, WarnsAboutSettingsWithoutEffect) {
   ASSERT_TRUE(JoinQuantized(*config, &vectors.tensors, &warnings).ok());
   EXPECT_EQ(vectors.tensors.size(), 1u);
   EXPECT_THAT(warnings,
-              testing::ElementsAre(AllOf(HasSubstr("not known"), HasSubstr("colour")),
+              testing::ElementsAre(AllOf(HasSubstr("unknown keys"), HasSubstr("colour")),
                                    AllOf(HasSubstr("does not have: model.vision_tower")),
-                                   AllOf(HasSubstr("proj.input_scale"), HasSubstr("not rounded"))));
+                                   AllOf(HasSubstr("proj.input_scale"), HasSubstr("are ignored"))));
 }
 
 // Randomly changes a tensor's bytes, type, shape or existence, or a number of the configuration.
