@@ -78,7 +78,7 @@ TEST(SamplingParamsTest, ChecksCountsAndBiases) {
   params.logit_bias = {{5, 100.5f}};
   ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "sampling.logit_bias[5]");
   params.logit_bias = {{5, 1}, {5, 2}};
-  ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "token 5 twice");
+  ExpectField(Validate(params, Limits()), "BAD_SAMPLING_PARAM", "token id 5 twice");
   params.logit_bias.clear();
   params.allowed_token_ids = {0, 99, 99};
   EXPECT_TRUE(Validate(params, Limits()).ok());
