@@ -27,7 +27,8 @@ struct RopeAnglesParams {
 // (exact_math.h).
 absl::Status RopeAngles(const Backend& backend, const RopeAnglesParams& params);
 
-// Which columns form a pair, with r the rotary size: kHalf (i, i + r/2), kInterleaved (2i, 2i + 1).
+// The columns that form pair i. With rotary size r, kHalf pairs (i, i + r/2) and kInterleaved pairs
+// (2i, 2i + 1).
 enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
 
 struct RopeParams {

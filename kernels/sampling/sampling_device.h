@@ -126,7 +126,7 @@ struct SamplerArgs {
   std::uint32_t num_rows;
 };
 
-// Which kernels a group needs.
+// SamplerNeeds states which kernels the rows of a group need.
 struct SamplerNeeds {
   bool edits = false;
   bool moments = false;  // rows with top-n-sigma

@@ -408,8 +408,9 @@ std::string UnsupportedLayer(const ModelSpec& spec, const LayerSpec& layer, Devi
     unsupported = UnsupportedMla(layer.mla, device);
   }
   if (unsupported.empty() && layer.has_moe()) unsupported = UnsupportedMoe(layer.moe, device);
-  if (unsupported.empty() && layer.mlp != MlpKind::kMoe)
+  if (unsupported.empty() && layer.mlp != MlpKind::kMoe) {
     unsupported = UnsupportedMlp(layer.dense, device);
+  }
   return unsupported;
 }
 

@@ -129,7 +129,7 @@ void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
   std::vector<double> scores;
   for (const SentencePiece& piece : file.pieces) {
     const auto id = static_cast<std::int32_t>(scores.size());
-    // As in sentencepiece, the score of a user-defined piece is meant to be higher than that of any
+    // This formula of sentencepiece is meant to give a user-defined piece a higher score than any
     // other segmentation of the same bytes.
     const bool is_user_defined = piece.type == SentencePiece::Type::kUserDefined;
     const float bonus = static_cast<float>(piece.text.size()) * best;
