@@ -54,6 +54,8 @@ class StepComparison {
  private:
   using Logits = std::vector<float>;  // [parts, vocab], of the last token of each part
 
+  // Reserves the pages of the parts' tokens.
+  absl::Status Reserve(std::span<const Part> parts);
   absl::StatusOr<Logits> Compute(std::span<const Part> parts);
   // Reports that `got` has the bits of `want`, or a fault.
   void CompareBits(const std::string& shape, std::span<const float> got, const Logits& want);
@@ -70,11 +72,18 @@ class StepComparison {
   std::string shape_;
 };
 
+absl::Status StepComparison::Reserve(std::span<const Part> parts) {
+  for (const Part& part : parts) {
+    QUIRE_RETURN_IF_ERROR(steps_.cache->Reserve(part.row, part.end));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StepComparison::Logits> StepComparison::Compute(std::span<const Part> parts) {
+  QUIRE_RETURN_IF_ERROR(Reserve(parts));
   StepBatch batch;
   std::vector<cache::RowStep> rows;
   for (const Part& part : parts) {
-    QUIRE_RETURN_IF_ERROR(steps_.cache->Reserve(part.row, part.end));
     const std::uint32_t count = part.end - part.begin;
     batch.rows.push_back({.batch_row = part.row,
                           .cache_length = part.begin,
@@ -123,22 +132,25 @@ absl::Status StepComparison::CompareMixed(const Part& prompt, const Part& next,
                                 "prompt beside a generated token"};
   Part beside = prompt;
   beside.row = BatchRow(1);
-  absl::StatusOr<Logits> mixed = absl::ResourceExhaustedError("max_running_sequences is 1");
+  const Part parts[] = {next, beside};
   shape_ = shapes[0];
-  // A step with a prompt does not run as a graph.
-  if (steps_.max_rows > 1) mixed = Compute({{next, beside}});
-  Free(std::min(steps_.max_rows, 2u));
-  if (absl::IsResourceExhausted(mixed.status())) {
+  const absl::Status reserved = steps_.max_rows > 1
+                                    ? Reserve(parts)
+                                    : absl::ResourceExhaustedError("max_running_sequences is 1");
+  if (absl::IsResourceExhausted(reserved)) {
     for (const std::string& shape : shapes) {
-      checks_->push_back({.kernel = "steps",
-                          .shape = shape,
-                          .skipped = absl::StrCat("two sequences cannot run at once: ",
-                                                  mixed.status().message())});
+      checks_->push_back(
+          {.kernel = "steps",
+           .shape = shape,
+           .skipped = absl::StrCat("two sequences cannot run at once: ", reserved.message())});
     }
+    Free(std::min(steps_.max_rows, 2u));
     return absl::OkStatus();
   }
-  QUIRE_RETURN_IF_ERROR(mixed.status());
-  const std::span<const float> rows = *mixed;
+  // A step with a prompt does not run as a graph.
+  QUIRE_ASSIGN_OR_RETURN(const Logits mixed, Compute(parts));
+  Free(2);
+  const std::span<const float> rows = mixed;
   CompareBits(shapes[0], rows.first(steps_.spec->vocab_size), of_next);
   CompareBits(shapes[1], rows.subspan(steps_.spec->vocab_size), of_prompt);
   return absl::OkStatus();

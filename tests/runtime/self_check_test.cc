@@ -653,6 +653,17 @@ TEST_F(SelfCheckTest, DeviceErrorNamesTheKernel) {
   }
 }
 
+TEST_F(SelfCheckTest, LackOfMemoryInAStepIsNoSkippedComparison) {
+  Stage stage(path(), {.max_rows = 2});
+  cuda_emulator::InjectFault(
+      {.where = "kernel:embedding", .error = cudaErrorMemoryAllocation, .after = 4});
+  const absl::Status status = CheckError(stage.Compare(), stage.backend);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("self-check of the kernels: steps, generated token beside a prompt: "));
+  cuda_emulator::Reset();
+}
+
 TEST_F(SelfCheckTest, SmallBuffersAreReportedWithFigures) {
   Stage stage(path(), {});
   const models::StepLimits limits = {.max_rows = 1,
