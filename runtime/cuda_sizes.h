@@ -1,6 +1,7 @@
 #pragma once
 
-// The sizes of everything that a CudaRunner allocates, for the memory plan and for the runner.
+// Computes the sizes of everything that a CudaRunner allocates. The memory plan and the runner use
+// them.
 
 #include <cstdint>
 #include <vector>
@@ -20,10 +21,10 @@ namespace quire::runtime {
 // Maximum number of rows of a step that runs as a graph.
 inline constexpr std::uint32_t kMaxGraphRows = 256;
 
-// Returns the bucket of a step: the smallest of 1, 2, 4, 8, 16, 24, ..., 64, 80, ..., 128, 160,
-// ..., 256 that is >= num_rows. There are only 19 buckets, because all of them are captured at
-// start. No bucket has more tiles of 64 rows than the step, so padding adds no tiles to large
-// products.
+// Returns the number of rows of the captured graph that runs a step of `num_rows` rows: the
+// smallest of 1, 2, 4, 8, 16, 24, ..., 64, 80, ..., 128, 160, ..., 256 that is >= num_rows. These
+// are only 19 sizes, because all graphs are captured at start. A graph has as many tiles of 64 rows
+// as the step, so padding adds no tiles to large products.
 constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
   if (num_rows <= 2) return num_rows;
   if (num_rows <= 4) return 4;

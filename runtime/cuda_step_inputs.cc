@@ -77,8 +77,8 @@ void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const 
       batch.kv[group].lookup_table + std::size_t{row.batch_row.value()} * stride;
   const std::uint32_t index = group * limits_.max_rows + row.batch_row.value();
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
-  // The number of leading columns that may have pages: those of the cached and the new tokens, and
-  // the columns after them up to the first without a page.
+  // Counts the leading columns that may have pages: those of the cached and the new tokens, then
+  // all columns up to the first one without a page.
   std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
   while (used < stride && table[used] != 0) ++used;
   const std::uint32_t compared = std::max(used, mirror_used_[index]);

@@ -43,8 +43,8 @@ struct StepPadding {
 //
 // Place:      part of CudaRunner.
 // Invariants: after Upload, the table rows of the step's sequences are the same on the device as on
-//             the host, including columns without a page. mirror_ equals the device's tables, or
-//             has entries that match no page after Forget.
+//             the host, including columns without a page. mirror_ equals the device's tables,
+//             except after Forget, when its entries match no page.
 // Threads:    the engine thread.
 // Lifetime:   backend and buffers must outlive it. A pinned buffer may be reused when the step that
 //             used it has completed.
@@ -66,7 +66,8 @@ class CudaStepInputs {
   // Overwrites the list of tokens that need logits. Pack filled it in the order of the step.
   void SetHeadTokens(const PackedStep& step, int slot, std::span<const std::uint32_t> tokens);
 
-  // Enqueues the copy and the kernel. Token ids below 0 refer to `previous_tokens` [num_previous].
+  // Enqueues the copy of the pinned buffer and the kernel that scatters it. Token ids below 0 refer
+  // to `previous_tokens` [num_previous] (StepBatch::token_ids).
   absl::Status Upload(const PackedStep& step, int slot, std::uint32_t num_head_tokens,
                       const StepPadding& padding, const std::int32_t* previous_tokens,
                       std::uint32_t num_previous, models::StepBuffers* buffers);
@@ -78,8 +79,8 @@ class CudaStepInputs {
  private:
   explicit CudaStepInputs(const models::StepLimits& limits) : limits_(limits) {}
 
-  // Finds the part of a row of a group's table that has changed since the last upload. Appends its
-  // entries to `block` at step->words, and its place to `ranges`.
+  // Finds the range of a table row that has changed since the last upload. Appends the entries of
+  // the range to `block` at step->words, and its position to `ranges`.
   void PackRow(const StepBatch& batch, std::uint32_t group, const StepRow& row,
                std::uint32_t* block, std::uint32_t* ranges, PackedStep* step);
 

@@ -89,7 +89,7 @@ std::int64_t HostPoolBytes(const RuntimeOptions& options, std::int64_t free_byte
   return static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
 }
 
-// Returns how the size of an automatic pool was chosen, as the beginning of a message.
+// Returns the beginning of a message, which says how the size of an automatic pool was chosen.
 std::string AutomaticPoolText(const RuntimeOptions& options, std::int64_t free_bytes) {
   return absl::StrCat("kv_cache.capacity_bytes is auto, ", free_bytes,
                       " bytes of memory are free and device.cpu.kv_memory_share is ",
@@ -138,7 +138,7 @@ absl::StatusOr<StatePlan> PlanDeviceStates(const RuntimeOptions& options,
   return PlanStateSlots(states);
 }
 
-// Returns the number of blocks that fit into the free memory of a host with their prefix index.
+// Returns the number of blocks that fit into the free memory of a host, prefix index included.
 absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, const CpuPool& pool,
                                              std::int64_t free_bytes) {
   const std::int64_t share = HostPoolBytes(options, free_bytes) - pool.states.bytes();
@@ -154,7 +154,7 @@ absl::StatusOr<std::uint32_t> FreeHostBlocks(const RuntimeOptions& options, cons
       absl::StrCat(AutomaticPoolText(options, free_bytes), fit.status().message()));
 }
 
-// Plans the state slots of a pool that has room for max_rows sequences and the fewest snapshots.
+// Plans the state slots of a pool for max_rows sequences and the minimum number of snapshots.
 absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
                                          const models::ModelSpec& spec) {
   CpuPool pool;

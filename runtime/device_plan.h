@@ -52,7 +52,7 @@ absl::StatusOr<DevicePlan> PlanDevice(const RuntimeOptions& options,
 
 struct CpuPlan {
   MemoryPlan memory;
-  // Longest sequence. If kv_cache.capacity_bytes is not set, the pool may hold a shorter one only.
+  // Longest sequence. If kv_cache.capacity_bytes is not set, the final pool may limit it further.
   std::int32_t context_tokens = 0;
   std::uint32_t sequence_pages = 0;  // maximum number of pages that this sequence holds at a time
   // State slots of the pool. If kv_cache.capacity_bytes is not set and the weights exceed the free

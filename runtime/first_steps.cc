@@ -48,7 +48,7 @@ class StepComparison {
         limit_(steps.activation == DType::kBF16 ? 0.1 : 1e-3) {}
 
   absl::Status Run();
-  // Returns what the current comparison compares, in the form of a message.
+  // Describes the current comparison, for messages.
   const std::string& shape() const { return shape_; }
 
  private:
@@ -57,7 +57,7 @@ class StepComparison {
   // Reserves the pages of the parts' tokens.
   absl::Status Reserve(std::span<const Part> parts);
   absl::StatusOr<Logits> Compute(std::span<const Part> parts);
-  // Reports that `got` has the bits of `want`, or a fault.
+  // Adds a check that `got` and `want` are bitwise equal.
   void CompareBits(const std::string& shape, std::span<const float> got, const Logits& want);
   // Compares steps that compute a prompt and a generated token of two sequences.
   absl::Status CompareMixed(const Part& prompt, const Part& next, const Logits& of_prompt,
@@ -66,9 +66,9 @@ class StepComparison {
 
   const FirstSteps& steps_;
   std::vector<kernels::KernelCheck>* const checks_;
-  const std::uint32_t prompt_;  // tokens of the prompt, which one token follows
+  const std::uint32_t prompt_;  // prompt tokens; one generated token follows
   const bool has_choices_;      // the model chooses experts, or keys by an indexer
-  const double limit_;          // of the error of a generated token against one in a prompt
+  const double limit_;          // maximum error of the generated token's logits
   std::string shape_;
 };
 
@@ -115,7 +115,7 @@ void StepComparison::CompareBits(const std::string& shape, std::span<const float
   kernels::KernelCheck check{.kernel = "steps", .shape = shape};
   check.error = RelativeError(got, want);
   if (std::memcmp(got.data(), want.data(), got.size_bytes()) != 0) {
-    check.fault = "the logits have other bits than in the reference step";
+    check.fault = "the logits are not bitwise equal to those of the reference step";
   } else if (std::isnan(check.error)) {
     check.fault = "the logits are not finite";
   }
@@ -215,7 +215,7 @@ absl::Status RunOneToken(const FirstSteps& steps) {
   steps.cache->CompleteStep();
   steps.cache->Free(row);
   if (!is_finite) {
-    return absl::InvalidArgumentError("the first step of the model gave NaN or infinite logits");
+    return absl::InvalidArgumentError("the logits of the model's first step are NaN or infinite");
   }
   return absl::OkStatus();
 }

@@ -27,7 +27,7 @@ class CacheManager;
 namespace quire::runtime {
 
 struct FirstSteps {
-  cache::CacheManager* cache;  // no row of it has pages
+  cache::CacheManager* cache;  // its rows have no pages
   StepRunner* runner;
   const models::ModelSpec* spec;
   // The members below are used by CompareSteps only.

@@ -45,8 +45,8 @@ cache::KvGeometry IndexGeometry(const models::ModelSpec& spec, std::uint32_t ind
   return index;
 }
 
-// Makes room for index rows behind the other rows of a page. The page stride becomes a multiple of
-// the sizes of both kinds of rows, and scales get the same number of rows between pages.
+// Adds room for index rows at the end of a page. The page stride becomes a multiple of the sizes of
+// both kinds of rows. The stride of scales becomes the same number of rows.
 void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
                   cache::KvGeometry* geometry) {
   const cache::KvGeometry index = IndexGeometry(spec, index_slots, *geometry);

@@ -143,7 +143,7 @@ std::string HeadOf(const Layout& layout, std::span<const std::uint64_t> checksum
   return head;
 }
 
-// Returns the error of a text that differs from the expected one, with its first different line.
+// Returns an error that quotes the first line of `found` that differs from `expected`.
 absl::Status WrongTextError(const std::string& path, absl::string_view found,
                             absl::string_view expected) {
   const std::vector<absl::string_view> have = absl::StrSplit(found, '\n');

@@ -39,8 +39,8 @@ struct RunnerBase {
   // in no pass. REQUIRES: buffers.logits contains these rows.
   enum class SamplePass : std::uint8_t { kAll, kEarly, kLate };
   void TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end, SamplePass pass);
-  // Fills logprob_tokens from batch.prompt_logprobs in the same way. Returns the index in
-  // batch.prompt_logprobs of the first one.
+  // Fills logprob_tokens from batch.prompt_logprobs in the same way. Returns the index of the first
+  // of these entries in batch.prompt_logprobs.
   std::size_t TakePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);
 
   // Normalizes the hidden states of `pool`, which are the rows of buffers.x from `first` on, and

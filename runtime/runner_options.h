@@ -28,8 +28,8 @@ struct RunnerOptions {
   // [vocab_size], 0 for ids that the tokenizer cannot decode. These are never sampled and never
   // reported as likely tokens. If empty, every id below text_vocab has text.
   std::vector<std::uint8_t> has_text = {};
-  // The id from which on no id has text; 0: vocab_size. A tokenizer may have fewer or more ids than
-  // the model.
+  // Upper bound of the ids with text, exclusive; 0: vocab_size. A tokenizer may have fewer or more
+  // ids than the model.
   std::uint32_t text_vocab = 0;
   // Slots with the states of recurrent layers, the null slot included; 0 for models without such
   // layers.
@@ -38,12 +38,13 @@ struct RunnerOptions {
   // the same steps. It must outlive the runner. Null if the model is not divided.
   kernels::Communicator* comm = nullptr;
 
-  // The options below are for CUDA only, except that max_context_tokens also bounds the prefix
-  // index and the buffers of learned selection.
+  // Only CUDA uses the options below. The CPU also uses max_context_tokens, for the size of the
+  // prefix index and of the buffers of learned selection.
 
   // Type of activations other than the residual stream: kF32 with f32 pages, else kBF16.
   DType activation = DType::kF32;
-  // The cache manager's limit, which determines the stride of lookup tables; 0: the model's limit.
+  // Maximum tokens of a sequence in the cache manager, which determines the stride of lookup
+  // tables; 0: the model's limit.
   std::uint32_t max_context_tokens = 0;
   // Runs decode steps of undivided models as captured graphs, which does not change any bit of the
   // results.

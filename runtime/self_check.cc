@@ -20,7 +20,7 @@
 namespace quire::runtime {
 namespace {
 
-constexpr std::int64_t kTakenAlignment = 256;
+constexpr std::int64_t kAlignment = 256;
 constexpr std::size_t kPoisonBytes = 4096;
 
 std::string Remedy(const kernels::Backend& backend) {
@@ -52,7 +52,7 @@ SelfCheckContext::SelfCheckContext(const SelfCheckParams& params, absl::Duration
       total_(reinterpret_cast<std::byte*>(params.buffers->token_rows) - base_) {}
 
 absl::StatusOr<std::byte*> SelfCheckContext::Take(std::int64_t bytes) {
-  const std::int64_t padded = (bytes + kTakenAlignment - 1) / kTakenAlignment * kTakenAlignment;
+  const std::int64_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (padded > free_bytes()) {
     return absl::ResourceExhaustedError(absl::StrCat("the comparison needs ", used_ + padded,
                                                      " bytes of the buffers of a step, which have ",
@@ -134,7 +134,7 @@ absl::Status SelfCheckContext::Repeat(void* to, const void* rows, std::uint32_t 
   auto* const first = static_cast<std::byte*>(to);
   const auto* const source = static_cast<const std::byte*>(rows);
   while (begin < end) {
-    // Rows that have been copied are copied again, in runs that double.
+    // Rows that have been copied are the source of the next copy, so the number of rows doubles.
     const bool has_run = begin >= count;
     const std::uint32_t from = begin % count;
     const std::uint32_t run = std::min(end - begin, has_run ? begin - from : count - from);

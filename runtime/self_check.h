@@ -93,10 +93,10 @@ struct SelfCheckWork {
 absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
                        const kernels::Backend& backend);
 
-// Returns what the check reports for `status`, an error of the device or of memory whose message
-// begins with kernel and shape. The name of the check is added before the message and the remedy
-// after it. DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED keep their codes; other errors become
-// FAILED_PRECONDITION. RESOURCE_EXHAUSTED contains its remedy already, so none is added.
+// Converts `status`, an error of the device or of memory, to the error of the self-check. The
+// message of `status` begins with kernel and shape. The name of the check is added before it and
+// the remedy after it. DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED keep their codes; other errors
+// become FAILED_PRECONDITION. No remedy is added to RESOURCE_EXHAUSTED, which has one already.
 absl::Status CheckError(const absl::Status& status, const kernels::Backend& backend);
 
 struct SelfCheckReport {

@@ -230,7 +230,7 @@ class AttentionCheck {
  private:
   enum class Kernel : std::uint8_t { kServed, kPortable };
   // The arrays of one launch, in device memory.
-  struct Launched {
+  struct LaunchArrays {
     const std::uint32_t* row_offsets = nullptr;
     FloatPtr q;
     FloatPtr out;
@@ -239,7 +239,7 @@ class AttentionCheck {
     double num_keys = 0;  // summed over rows, without the limits of windows and chunks
   };
   // The inputs of a store, in device memory.
-  struct Stored {
+  struct StoreArrays {
     std::uint32_t first = 0;
     std::uint32_t count = 0;
     std::int32_t* positions = nullptr;
@@ -267,34 +267,36 @@ class AttentionCheck {
   absl::Status PoisonPages();
   absl::Status UploadTable(std::span<const Sequence> sequences);
   absl::Status Store();
-  absl::StatusOr<Stored> PrepareStore(std::uint32_t first, std::uint32_t count);
-  absl::Status LaunchStore(const kernels::Backend& backend, const Stored& stored,
+  absl::StatusOr<StoreArrays> PrepareStore(std::uint32_t first, std::uint32_t count);
+  absl::Status LaunchStore(const kernels::Backend& backend, const StoreArrays& stored,
                            const kernels::AnyKvView& keys, const kernels::AnyKvView& values);
   // Computes the angles of the stored tokens twice. Compares and reports them if `reports` is true.
-  absl::Status ComputeAngles(const Stored& stored, bool reports);
+  absl::Status ComputeAngles(const StoreArrays& stored, bool reports);
   // Returns a description of a difference from the store of the CPU, or "" if there is none.
-  absl::StatusOr<std::string> CompareStore(const Stored& stored, std::uint32_t count);
+  absl::StatusOr<std::string> CompareStore(const StoreArrays& stored, std::uint32_t count);
   absl::StatusOr<std::string> ComparePages(const HostPages& host, std::uint32_t count);
   absl::StatusOr<std::string> CompareQueries(ConstFloatPtr device, std::span<const float> want);
 
   absl::Status Compare(bool is_prompt);
   absl::Status CompareBatch(std::span<const Sequence> sequences, bool is_prompt);
   absl::StatusOr<std::string> CompareWithSingleSequences(std::span<const Sequence> sequences,
-                                                         bool is_prompt, const Launched& launched,
+                                                         bool is_prompt,
+                                                         const LaunchArrays& launched,
                                                          std::span<const float> batch);
-  absl::StatusOr<Launched> Prepare(std::span<const Sequence> sequences);
+  absl::StatusOr<LaunchArrays> Prepare(std::span<const Sequence> sequences);
   // Uploads the lengths and the table of the sequences, and plans the step.
-  absl::Status Plan(std::span<const Sequence> sequences, bool is_prompt, const Launched& launched);
-  kernels::AttentionParams ParamsOf(const Launched& launched) const;
+  absl::Status Plan(std::span<const Sequence> sequences, bool is_prompt,
+                    const LaunchArrays& launched);
+  kernels::AttentionParams ParamsOf(const LaunchArrays& launched) const;
   std::vector<float> DefinedColumns(std::span<const float> out) const;
-  void Count(const Launched& launched);
-  absl::Status Launch(const Launched& launched, Kernel kernel);
+  void Count(const LaunchArrays& launched);
+  absl::Status Launch(const LaunchArrays& launched, Kernel kernel);
   // Poisons the output, launches, and returns the output without the columns that attention leaves
   // undefined.
-  absl::StatusOr<std::vector<float>> Result(const Launched& launched, Kernel kernel);
-  absl::StatusOr<std::vector<float>> ScalarReference(const Launched& launched);
+  absl::StatusOr<std::vector<float>> Result(const LaunchArrays& launched, Kernel kernel);
+  absl::StatusOr<std::vector<float>> ScalarReference(const LaunchArrays& launched);
   absl::StatusOr<std::vector<float>> CpuReference(std::span<const Sequence> sequences,
-                                                  const Launched& launched);
+                                                  const LaunchArrays& launched);
 
   SelfCheckContext* const context_;
   const SelfCheckParams& params_;
@@ -349,10 +351,10 @@ absl::Status AttentionCheck::UploadTable(std::span<const Sequence> sequences) {
       static_cast<std::int64_t>(table.size() * sizeof(std::uint32_t)));
 }
 
-absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_t first,
-                                                                    std::uint32_t count) {
+absl::StatusOr<AttentionCheck::StoreArrays> AttentionCheck::PrepareStore(std::uint32_t first,
+                                                                         std::uint32_t count) {
   context_->Free();
-  Stored stored{.first = first, .count = count, .rows = {}, .latents = {}, .queries = {}};
+  StoreArrays stored{.first = first, .count = count, .rows = {}, .latents = {}, .queries = {}};
   const std::uint32_t pairs = std::max(shape_.rotary / 2, 1u);
   std::vector<std::int32_t> positions(count), token_rows(count, 0);
   for (std::uint32_t i = 0; i < count; ++i) positions[i] = static_cast<std::int32_t>(first + i);
@@ -389,7 +391,7 @@ absl::StatusOr<AttentionCheck::Stored> AttentionCheck::PrepareStore(std::uint32_
 }
 
 // Runs the store on the device of `backend`. On the CPU all pointers of `stored` are host memory.
-absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const Stored& stored,
+absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const StoreArrays& stored,
                                          const kernels::AnyKvView& keys,
                                          const kernels::AnyKvView& values) {
   if (shape_.is_mla) {
@@ -427,7 +429,7 @@ absl::Status AttentionCheck::LaunchStore(const kernels::Backend& backend, const 
 }
 
 // The reference is computed by the C library in double precision.
-absl::Status AttentionCheck::ComputeAngles(const Stored& stored, bool reports) {
+absl::Status AttentionCheck::ComputeAngles(const StoreArrays& stored, bool reports) {
   const std::uint32_t pairs = shape_.rotary / 2;
   const std::int64_t count = std::int64_t{stored.count} * pairs;
   if (pairs == 0 || !shape_.rotates) return absl::OkStatus();
@@ -470,7 +472,7 @@ absl::Status AttentionCheck::ComputeAngles(const Stored& stored, bool reports) {
 }
 
 // Compares the pages and the rotated queries of the first `count` tokens bit for bit.
-absl::StatusOr<std::string> AttentionCheck::CompareStore(const Stored& stored,
+absl::StatusOr<std::string> AttentionCheck::CompareStore(const StoreArrays& stored,
                                                          std::uint32_t count) {
   const std::uint32_t pages = (count + geometry_.page_size - 1) / geometry_.page_size;
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
@@ -572,7 +574,7 @@ absl::Status AttentionCheck::Store() {
   for (const bool is_first_run : {true, false}) {
     QUIRE_RETURN_IF_ERROR(PoisonPages());
     for (std::uint32_t first = 0; first < tokens; first += count) {
-      QUIRE_ASSIGN_OR_RETURN(const Stored stored,
+      QUIRE_ASSIGN_OR_RETURN(const StoreArrays stored,
                              PrepareStore(first, std::min(count, tokens - first)));
       QUIRE_RETURN_IF_ERROR(ComputeAngles(stored, is_first_run && first == 0));
       context_->Begin(check.kernel, check.shape);
@@ -586,10 +588,10 @@ absl::Status AttentionCheck::Store() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<AttentionCheck::Launched> AttentionCheck::Prepare(
+absl::StatusOr<AttentionCheck::LaunchArrays> AttentionCheck::Prepare(
     std::span<const Sequence> sequences) {
   context_->Free();
-  Launched launched;
+  LaunchArrays launched;
   std::vector<std::uint32_t> offsets = {0};
   for (const Sequence& sequence : sequences) offsets.push_back(offsets.back() + sequence.rows);
   launched.num_rows = offsets.back();
@@ -615,7 +617,7 @@ absl::StatusOr<AttentionCheck::Launched> AttentionCheck::Prepare(
 }
 
 absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_prompt,
-                                  const Launched& launched) {
+                                  const LaunchArrays& launched) {
   QUIRE_RETURN_IF_ERROR(UploadTable(sequences));
   std::vector<std::uint32_t> cached, prompt;
   for (const Sequence& sequence : sequences) {
@@ -643,7 +645,7 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
   return context_->Wait();
 }
 
-kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) const {
+kernels::AttentionParams AttentionCheck::ParamsOf(const LaunchArrays& launched) const {
   return {.keys = &keys_,
           .values = shape_.is_mla ? &keys_ : &values_,
           .q = launched.q,
@@ -662,13 +664,13 @@ kernels::AttentionParams AttentionCheck::ParamsOf(const Launched& launched) cons
           .value_columns = shape_.value_columns};
 }
 
-void AttentionCheck::Count(const Launched& launched) {
+void AttentionCheck::Count(const LaunchArrays& launched) {
   const double columns = shape_.head_size + shape_.columns();  // of K and V
   context_->work().attention_flops += 2 * launched.num_keys * shape_.num_heads * columns;
   ++context_->work().launches;
 }
 
-absl::Status AttentionCheck::Launch(const Launched& launched, Kernel kernel) {
+absl::Status AttentionCheck::Launch(const LaunchArrays& launched, Kernel kernel) {
   kernels::AttentionParams params = ParamsOf(launched);
   params.plan = plan();
   params.maps = kernel == Kernel::kServed ? maps() : nullptr;
@@ -676,7 +678,8 @@ absl::Status AttentionCheck::Launch(const Launched& launched, Kernel kernel) {
   return kernels::PagedAttention(backend_, params);
 }
 
-absl::StatusOr<std::vector<float>> AttentionCheck::Result(const Launched& launched, Kernel kernel) {
+absl::StatusOr<std::vector<float>> AttentionCheck::Result(const LaunchArrays& launched,
+                                                          Kernel kernel) {
   const std::int64_t count = std::int64_t{launched.num_rows} * out_stride();
   QUIRE_RETURN_IF_ERROR(context_->Poison(launched.out.data(), count * activation_bytes()));
   QUIRE_RETURN_IF_ERROR(Launch(launched, kernel));
@@ -697,7 +700,7 @@ std::vector<float> AttentionCheck::DefinedColumns(std::span<const float> out) co
 }
 
 // Runs the scalar kernel, which serves f32 queries.
-absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const Launched& launched) {
+absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const LaunchArrays& launched) {
   const std::int64_t rows = launched.num_rows;
   const std::int64_t mark = context_->used();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> q,
@@ -717,7 +720,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const Launche
 
 // Copies the pages to the host and attends to them on the CPU.
 absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const Sequence> sequences,
-                                                                const Launched& launched) {
+                                                                const LaunchArrays& launched) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
                          kernels::Backend::Create(Device::Cpu(), backend_.pool()));
   HostPages host(geometry_, pages_, launched.batch_size);
@@ -761,7 +764,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
 // Computes the shortest, a middle and the longest sequence alone. Returns a description of the
 // first result that differs from the result of the batch, or "".
 absl::StatusOr<std::string> AttentionCheck::CompareWithSingleSequences(
-    std::span<const Sequence> sequences, bool is_prompt, const Launched& launched,
+    std::span<const Sequence> sequences, bool is_prompt, const LaunchArrays& launched,
     std::span<const float> batch) {
   const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
   std::string difference;
@@ -769,7 +772,7 @@ absl::StatusOr<std::string> AttentionCheck::CompareWithSingleSequences(
   for (std::size_t b = 0; b < sequences.size(); begin += sequences[b].rows, ++b) {
     if (b != 0 && b != sequences.size() / 2 && b + 1 != sequences.size()) continue;
     const std::span<const Sequence> one = sequences.subspan(b, 1);
-    Launched alone = launched;
+    LaunchArrays alone = launched;
     alone.q = launched.q + std::int64_t{begin} * q_stride();
     alone.num_rows = one[0].rows;
     alone.num_keys = KeysOf(one);
@@ -800,7 +803,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
                : is_quantized                        ? 1.5e-2
                                                      : 1e-2};
   context_->Begin(check.kernel, check.shape);
-  QUIRE_ASSIGN_OR_RETURN(const Launched launched, Prepare(sequences));
+  QUIRE_ASSIGN_OR_RETURN(const LaunchArrays launched, Prepare(sequences));
   QUIRE_RETURN_IF_ERROR(Plan(sequences, is_prompt, launched));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(launched, Kernel::kServed));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> second, Result(launched, Kernel::kServed));

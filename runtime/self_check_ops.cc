@@ -227,8 +227,8 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
                      [&] { return kernels::GatedProduct(*context->params().backend, params); });
 }
 
-// Returns the samples of the check. Without fused multiply-add the CPU computes other bits, so only
-// greedy tokens are compared.
+// Returns the samples of the check. `greedy_only` is set if the CPU has no fused multiply-add: its
+// probabilities then have other bits than those of the GPU, so only greedy tokens are compared.
 std::vector<kernels::SamplingRow> SamplesOf(const SelfCheckParams& params, bool greedy_only) {
   const auto vocab = static_cast<std::int32_t>(params.spec->vocab_size);
   static const kernels::TokenCount history[] = {{0, 2}, {1, 0}};

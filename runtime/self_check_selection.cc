@@ -110,7 +110,7 @@ class Pages {
   }
 
   std::unique_ptr<cache::KvPool> pool_;
-  DeviceBuffer table_;  // then the cache length
+  DeviceBuffer table_;  // lookup table, then the cache length
   cache::KvStepInputs inputs_{};
   std::byte* device_ = nullptr;
 };
@@ -170,7 +170,7 @@ class SelectionCheck {
     std::vector<float> queries, keys, weight, bias, angles;
   };
 
-  absl::Status Places();
+  absl::Status UploadPositions();
   // Stores the first `count` tokens in pages of the host.
   absl::Status Fill(const Pages& pages, std::uint32_t count, std::uint32_t columns,
                     std::uint64_t seed);
@@ -212,7 +212,7 @@ class SelectionCheck {
   std::vector<std::int32_t> keys_;  // selected by the CPU
 };
 
-absl::Status SelectionCheck::Places() {
+absl::Status SelectionCheck::UploadPositions() {
   std::vector<std::int32_t> token_rows(kStepRows, -1), positions(kStepRows, 0);
   for (std::uint32_t i = 0; i < kNewRows; ++i) {
     token_rows[i] = 0;
@@ -306,7 +306,8 @@ std::vector<float> SelectionCheck::StoredRows(const kernels::AnyKvView& rows) co
   return values;
 }
 
-// The CPU stores the cached tokens of both devices. Queries are compared bit for bit.
+// Compares the stored rows by relative error and the rotated queries bit for bit. The CPU has
+// stored the cached tokens that both devices start with.
 absl::Status SelectionCheck::Store() {
   const std::uint32_t size = index_.size;
   const DType dtype = context_->activation() == DType::kF32 ? DType::kF32 : DType::kBF16;
@@ -526,7 +527,7 @@ absl::Status SelectionCheck::Run() {
       cpu_, kernels::Backend::Create(Device::Cpu(), context_->params().backend->pool()));
   context_->Free();
   context_->Begin("learned selection", absl::StrCat(index_.heads, " heads"));
-  QUIRE_RETURN_IF_ERROR(Places());
+  QUIRE_RETURN_IF_ERROR(UploadPositions());
   QUIRE_RETURN_IF_ERROR(Store());
   QUIRE_RETURN_IF_ERROR(Score());
   QUIRE_RETURN_IF_ERROR(Select());

@@ -44,9 +44,9 @@ absl::Status CheckRow(const StepBatch& batch, const models::ModelSpec& spec,
   }
   if (row.num_tokens == 0 || row.first_token != next_token ||
       next_token + row.num_tokens > batch.token_ids.size()) {
-    return Refuse(absl::StrCat("rows[", index, "] has tokens ", row.first_token, " + ",
-                               row.num_tokens, ", it must follow token ", next_token, " within ",
-                               batch.token_ids.size()));
+    return Refuse(absl::StrCat("rows[", index, "] has ", row.num_tokens, " tokens from ",
+                               row.first_token, " on, it must begin at ", next_token,
+                               " and end by ", batch.token_ids.size()));
   }
   if (row.prompt_tokens > row.num_tokens) {
     return Refuse(absl::StrCat("rows[", index, "].prompt_tokens is ", row.prompt_tokens,
@@ -111,7 +111,8 @@ absl::Status CheckTokens(const StepBatch& batch, const models::ModelSpec& spec,
       const auto sample = static_cast<std::uint32_t>(-(token + 1));
       if (sample < previous_samples) continue;
       return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", sample ", sample,
-                                 " of the previous step, which has ", previous_samples));
+                                 " of the previous step, which has ", previous_samples,
+                                 " samples"));
     }
     if (token < 0 || static_cast<std::uint32_t>(token) >= spec.vocab_size) {
       return Refuse(absl::StrCat("token_ids[", i, "] is ", token, ", it must be in [0, ",
@@ -150,7 +151,7 @@ absl::Status CheckSamples(const StepBatch& batch, const models::ModelSpec& spec,
     if (sample.sample_in_flight < -1 ||
         sample.sample_in_flight >= static_cast<std::int32_t>(previous_samples)) {
       return Refuse(absl::StrCat("samples[", i, "].sample_in_flight is ", sample.sample_in_flight,
-                                 ", the previous step has ", previous_samples));
+                                 ", the previous step has ", previous_samples, " samples"));
     }
   }
   previous = 0;

@@ -10,12 +10,14 @@
 
 namespace quire::runtime {
 
-// Returns INVALID_ARGUMENT with the entry, its value and the limit in these cases: rows do not
-// cover token_ids in order; a token is outside the vocabulary; a position is beyond the context; an
-// index is out of range; a logits_index is below that of the entry before; a page is outside the
-// pool; a state slot is outside the slots of limits.num_state_slots; a limit is exceeded; the
-// number of step inputs is not the number of layer groups. `previous_samples` is the number of
-// samples of the previous step, to which token ids below 0 refer.
+// Returns INVALID_ARGUMENT with the entry, its value and the limit in these cases:
+// - Rows do not cover token_ids in order, or a position is beyond the context.
+// - A token is outside the vocabulary, a page outside the pool, or a state slot outside the slots
+//   of limits.num_state_slots.
+// - An index is out of range, or a logits_index is below that of the entry before.
+// - A limit is exceeded, or the number of step inputs is not the number of layer groups.
+// `previous_samples` is the number of samples of the previous step, to which token ids below 0
+// refer.
 absl::Status CheckStepBatch(const StepBatch& batch, const models::ModelSpec& spec,
                             const models::StepLimits& limits, const cache::KvGeometry& pool,
                             std::uint32_t num_groups, std::uint32_t previous_samples = 0);

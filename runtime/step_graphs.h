@@ -10,7 +10,7 @@
 
 namespace quire::runtime {
 
-// The captured decode steps of a runner, by bucket of rows.
+// The captured decode steps of a runner, by bucket (GraphBucket).
 //
 // Place:      part of CudaRunner.
 // Invariants: a graph is captured only if share_bytes still has room for a graph of the largest

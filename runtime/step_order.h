@@ -24,7 +24,7 @@ struct StepArrays {
 // row_offsets[b] to row_offsets[b + 1], but a StepBatch may list its rows in any order.
 //
 // Place:      host logic that both runners share.
-// Threads:    the engine thread. It allocates in the constructor only.
+// Threads:    the engine thread. Only the constructor allocates memory.
 class StepOrder {
  public:
   explicit StepOrder(const models::StepLimits& limits);
@@ -33,8 +33,8 @@ class StepOrder {
   // CheckStepBatch(batch) is OK.
   std::uint32_t Order(const StepBatch& batch, const StepArrays& out);
 
-  // Results of the last Order: the index into StepBatch::token_ids by position in the step, and the
-  // inverse.
+  // Results of the last Order: for each token of the step, its index in StepBatch::token_ids, and
+  // the inverse of this permutation.
   std::span<const std::uint32_t> batch_index() const { return batch_index_; }
   std::span<const std::uint32_t> step_index() const { return step_index_; }
 

@@ -195,7 +195,7 @@ int Daemon::Impl::Run() {
   return *exit_code_;
 }
 
-// Called on the engine thread before requests are answered.
+// Called on the engine thread when the engine fails, before its requests are answered.
 void Daemon::Impl::OnFailing(const absl::Status& status) {
   log::Error("server", "the engine has failed", {{"error", status.message()}});
   state_.SetState(LifeState::kFailed);
@@ -267,7 +267,7 @@ void Daemon::Impl::Load() {
   changed_.NotifyAll();
 }
 
-// Runs until the process closes: updates health, ends drains at their deadline, watches the engine.
+// Runs until the process closes. Updates health, ends drains at their deadline, watches the engine.
 void Daemon::Impl::Housekeep() {
   SetThreadName("housekeeper");
   MemoryTrimmer memory_trimmer;
@@ -304,7 +304,8 @@ void Daemon::Impl::Drain() {
   }
   const absl::Duration delay =
       skips_delay ? absl::ZeroDuration() : live_.options()->shutdown.pre_drain_delay;
-  // A drain with exit_after keeps its own delay and timeout. SIGINT ends only its delay.
+  // A drain with exit_after that has already begun keeps its delay and timeout. SIGINT only ends
+  // the delay.
   const bool was_exiting = state_.exiting();
   state_.SetExiting();
   if (state_.state() == LifeState::kReady && !was_exiting) {
@@ -328,7 +329,7 @@ void Daemon::Impl::Drain() {
   }
 }
 
-// Bounds the rest of the shutdown, because a step may hang.
+// Limits the duration of the rest of the shutdown, because a step may hang.
 void Daemon::Impl::StartShutdownTimer() {
   MutexLock lock(&mutex_);
   forced_exit_timer_.Arm(clock_.Now() + live_.options()->shutdown.force_timeout + kShutdownMargin,

@@ -48,7 +48,7 @@ class Daemon {
   // yet read the files of tokens and certificates, exits the process with kExitOk.
   void RequestStop(bool skips_delay);
   // Reloads the configuration (live_config.h) on another thread. The log file is reopened even if
-  // the reload fails. All calls during a reload together cause one further reload.
+  // the reload fails. Calls during a reload cause one further reload in total.
   void RequestReload();
   // Logs state and live requests.
   void Dump();

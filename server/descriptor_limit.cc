@@ -79,7 +79,8 @@ std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
   const std::int64_t share = (descriptors - kOtherDescriptors - http_connections) / num_listeners;
   const std::int64_t possible = std::max(share / kDescriptorsPerConnection, kMinGrpcConnections);
   if (possible >= wanted) return wanted;
-  // The default suits large servers, and most systems have fewer descriptors.
+  // With the default this is no warning: it suits large servers, and most systems have fewer
+  // descriptors.
   log::Write(wanted_is_default ? log::Level::kInfo : log::Level::kWarn, "server",
              "too few descriptors for server.grpc.max_connections; raise the limit of open files",
              {{"max_connections", wanted},

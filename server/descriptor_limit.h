@@ -28,10 +28,9 @@ RaisedDescriptorLimit RaiseDescriptorLimit();
 void LogDescriptorLimit(const RaisedDescriptorLimit& limit);
 
 // Returns the number of connections that each of `num_listeners` gRPC listeners may have if the
-// HTTP servers have up to `http_connections`. A gRPC connection uses three descriptors. If there
-// are enough, the result is `wanted`. Otherwise it is the number of connections for which there are
-// enough, but at least 16. A lower result than `wanted` is logged, as a warning if
-// `wanted_is_default` is false.
+// HTTP servers have up to `http_connections`. A gRPC connection uses three descriptors. Returns
+// `wanted` if the descriptors suffice, otherwise the number for which they suffice, but at least
+// 16. Logs a result below `wanted`, as a warning if `wanted_is_default` is false.
 std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
                                   std::int32_t http_connections, bool wanted_is_default);
 

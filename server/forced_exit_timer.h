@@ -6,8 +6,8 @@
 // Place:      owned by the daemon, destroyed last.
 // Invariants: armed once. At the deadline the process exits with `exit_code`, unless this object
 //             has been destroyed by then. Since the log may hang too, one thread logs the exit and
-//             another one terminates the process. The latter acquires only this timer's lock and
-//             waits at most one second for the log line.
+//             a second one terminates the process. The second thread acquires only this timer's
+//             lock and waits at most one second for the log line.
 // Threads:    one thread at a time calls Arm and the destructor.
 
 #include <thread>

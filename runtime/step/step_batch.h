@@ -49,8 +49,8 @@ inline constexpr std::uint32_t kMaxBias = 65536 + 4096;
 struct StepSample {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
-  // Index of the sample of the previous step whose token is the last token of the output and not
-  // yet in row.history. -1 if all tokens before this one are known or no penalty needs them.
+  // Index of the sample in the previous step that produces the newest output token, if that token
+  // is not yet in row.history. -1 if all tokens before this one are known or no penalty needs them.
   std::int32_t sample_in_flight = -1;
   bool is_late = false;
   bool is_completed = false;
@@ -90,8 +90,7 @@ struct StepBatch {
   std::span<const cache::KvStepInputs> kv;
   cache::StateStepInputs states;  // empty if the model has no recurrent layers
 
-  // On the CPU, where a step may take long, the runner signals the heartbeat after every layer. May
-  // be null.
+  // The CPU runner signals it after every layer, because a step may take long. May be null.
   Heartbeat* heartbeat = nullptr;
 
   // For tests that compare logits: [logits_tokens.size(), vocab] or null.

@@ -75,8 +75,7 @@ void Evaluation::FillRequest(std::size_t index, engine::Request* request) const 
   request->queue_timeout = options_->queue_timeout;
 }
 
-// Runs Pump for a new event on this thread, unless another thread is in Pump, which then runs it
-// again.
+// Runs Pump on this thread. If another thread is in Pump, that thread runs it once more instead.
 void Evaluation::OnReady() {
   if (num_events_.fetch_add(1) > 0) return;
   const std::shared_ptr<Evaluation> self = shared_from_this();

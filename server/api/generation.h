@@ -51,7 +51,7 @@ struct HandlerContext {
   TraceExporter* traces = nullptr;               // null: no traces
 };
 
-// Counts a finished request for its tenant, writes its line of the access log, and traces it.
+// Counts a finished request for its tenant, and writes its access log line and its trace.
 void EndRecord(const HandlerContext& context, const AccessRecord& record);
 
 class Generation {

@@ -17,8 +17,7 @@ namespace quire::server {
 class Reachability {
  public:
   void RecordAnswer() { last_nanos_.store(absl::ToUnixNanos(MonotonicNow())); }
-  // Returns true if an answer arrived within the last 20 s, or this object was created within that
-  // time.
+  // Returns true if an answer arrived, or this object was created, within the last 20 s.
   bool is_reachable() const {
     return MonotonicNow() - absl::FromUnixNanos(last_nanos_.load()) < absl::Seconds(20);
   }

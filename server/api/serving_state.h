@@ -68,8 +68,8 @@ struct ModelDescription {
   bool has_head = true;                              // false: the model cannot generate text
   bool has_constraints = false;                      // structured output
   std::int32_t embedding_width = 0;                  // 0: the model cannot embed
-  engine::Pooling pooling = engine::Pooling::kLast;  // default of requests
-  bool normalizes_embeddings = false;                // default of requests
+  engine::Pooling pooling = engine::Pooling::kLast;  // default for requests
+  bool normalizes_embeddings = false;                // default for requests
   std::optional<Classifier> classifier;
   std::optional<YesNoTokens> yes_no;  // set for a reranker
   std::int64_t weight_bytes = 0, pool_bytes = 0, workspace_bytes = 0;

@@ -82,8 +82,8 @@ absl::Status Tokenize(const ServedModel& served, std::int64_t max_bytes, absl::T
       .from_template = request.has_chat(),
       .literal = rendered.literal};
   response->set_max_context_tokens(served.description.max_context_tokens);
-  // A long text is only counted at first, so that too many tokens are refused before memory for
-  // their pieces is allocated.
+  // The tokens of a long text are only counted at first, so that too many tokens are refused before
+  // memory for their pieces is allocated.
   if (!request.with_pieces() || text.size() > kMaxTokenTexts) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids,
                            served.tokenizer->Encode(text, options));

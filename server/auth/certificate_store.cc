@@ -112,7 +112,7 @@ absl::Status CheckAuthorities(const std::string& file, const std::string& pem, a
 absl::Status CheckUsable(const std::string& file, const std::vector<Certificate>& chain,
                          EVP_PKEY* key) {
   const std::unique_ptr<SSL_CTX, Deleter> context(SSL_CTX_new(TLS_server_method()));
-  if (context == nullptr) return absl::InternalError("no TLS context");
+  if (context == nullptr) return absl::InternalError("cannot create a TLS context");
   bool is_usable = SSL_CTX_use_certificate(context.get(), chain[0].get()) == 1 &&
                    SSL_CTX_use_PrivateKey(context.get(), key) == 1 &&
                    SSL_CTX_check_private_key(context.get()) == 1;

@@ -20,8 +20,8 @@ namespace quire::server {
 std::string WriteTexts(absl::string_view layer, absl::string_view path,
                        const std::vector<std::string>& texts, bool is_list);
 
-// Guesses the texts that the author of `value` intended. REQUIRES: `value` is not YAML of the
-// expected kind. Removes surrounding brackets and quotes. If `is_list`, splits the value at commas.
+// Guesses the texts that the author of `value` intended. Removes surrounding brackets and quotes.
+// If `is_list`, splits the value at commas. REQUIRES: `value` is not YAML of the expected kind.
 std::vector<std::string> GuessTexts(absl::string_view value, bool is_list);
 
 // Returns the intended listen address if `text` is an IPv6 address without brackets or port, else

@@ -42,8 +42,8 @@ struct ListenAddress {
 bool ParseListenAddress(absl::string_view text, ListenAddress* address);
 
 // Returns `text` with its port increased by `offset`. A Unix socket gets the suffix `.offset`
-// instead. Port 0, and any text if `offset` is 0 or the text is not a listen address, are returned
-// unchanged. Returns OUT_OF_RANGE if the port would exceed 65535.
+// instead. Returns `text` unchanged if `offset` or the port is 0, or if `text` is not a listen
+// address. Returns OUT_OF_RANGE if the port would exceed 65535.
 absl::StatusOr<std::string> ShiftListenAddress(const std::string& text, int offset);
 
 }  // namespace quire::server

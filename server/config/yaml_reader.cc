@@ -65,7 +65,7 @@ std::string DescribeUnknownField(const Descriptor* root, const Descriptor* secti
                                    : absl::StrCat("; did you mean \"", suggestion, "\"?"));
 }
 
-// Hint for error messages about files. They do not contain the value.
+// Hint for errors in files, whose messages do not show the value.
 constexpr absl::string_view kQuoteHint =
     "; write a text with brackets in quotes, as in [\"[::1]:50051\"]";
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // Reads YAML documents and single overrides into the configuration. It walks the yaml-cpp tree and
-// the Protobuf descriptors together, so that every error message begins with a location, for a file
-// `file:line:column`.
+// the Protobuf descriptors together, so that every error message begins with a location
+// (`file:line:column` for a file).
 //
 // Place:      between the layers of layered_config.h and scalar_value.h.
 // Invariants: an invalid value leaves its field unchanged, but a list whose entries are messages

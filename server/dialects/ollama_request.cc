@@ -370,8 +370,9 @@ absl::StatusOr<OpenAiRequest> ReadOllamaGenerate(absl::string_view bytes,
   std::string prompt;
   QUIRE_RETURN_IF_ERROR(body.Text("prompt", [&](std::string text) { prompt = std::move(text); }));
   if (prompt.empty()) {
-    return WithReason(absl::InvalidArgumentError("prompt is empty; the model is always loaded"),
-                      Reason::kPromptMissing, {{"field", "prompt"}});
+    return WithReason(
+        absl::InvalidArgumentError("prompt is empty; no call is needed to load the model"),
+        Reason::kPromptMissing, {{"field", "prompt"}});
   }
   bool is_raw = false;
   QUIRE_RETURN_IF_ERROR(body.Bool("raw", [&](bool v) { is_raw = v; }));
@@ -400,8 +401,9 @@ absl::StatusOr<OpenAiRequest> ReadOllamaChat(absl::string_view bytes, const Open
   QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &request, &result));
   const auto messages = body.Find("messages");
   if (!messages || (messages->is_array() && messages->size() == 0)) {
-    return WithReason(absl::InvalidArgumentError("messages is empty; the model is always loaded"),
-                      Reason::kPromptMissing, {{"field", "messages"}});
+    return WithReason(
+        absl::InvalidArgumentError("messages is empty; no call is needed to load the model"),
+        Reason::kPromptMissing, {{"field", "messages"}});
   }
   QUIRE_RETURN_IF_ERROR(CheckArray(*messages));
   v1::ChatPrompt* const chat = request.mutable_chat();

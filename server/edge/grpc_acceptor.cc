@@ -259,7 +259,7 @@ absl::StatusOr<GuardedConnectionHost::SocketToGrpc> GrpcAcceptor::Connect(
   if (!error) theirs.native_non_blocking(true, error);
   if (error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no socket pair for the connection: ", error.message(),
+        absl::StrCat("cannot create a socket pair for the connection: ", error.message(),
                      "; retry later, or raise the daemon's limit of open files"));
   }
   options_.peers->Add(grpc_name, peer);

@@ -9,17 +9,18 @@
 //
 // Place:      inside GrpcListener, one for each.
 // Invariants: a connection is accepted only while fewer than max_connections are counted, and fewer
-//             than max_connections_per_address of its IPv4 address or IPv6 /64. A new connection
-//             beyond a limit evicts the connection that has been idle for longest
+//             than max_connections_per_address from its IPv4 address or IPv6 /64 network. A new
+//             connection beyond a limit evicts the connection that has been idle for longest
 //             (connection_places.h). Beyond the limit per address, it evicts a connection of the
-//             same address. If none is idle, the new connection is refused. A GOAWAY frame contains
-//             the reason, unless the connection uses TLS or too many connections linger. An evicted
-//             connection is not counted, although it may still be closing. A connection uses one
-//             descriptor, and three once its preface is complete. In addition, at most 64 refused
-//             or evicted connections linger, with one descriptor each. If no descriptor is free,
-//             the acceptor evicts an idle connection if there is one, and retries. A connection
-//             that its client has closed or half-closed before it is accepted is skipped. Bind
-//             fails if another process listens on the TCP port or Unix socket.
+//             same address. If none is idle, the new connection is refused. The refused or evicted
+//             client gets a GOAWAY frame with the reason, unless the refused connection uses TLS or
+//             too many connections linger. An evicted connection is not counted, although it may
+//             still be closing. A connection uses one descriptor, and three once its preface is
+//             complete. In addition, at most 64 refused or evicted connections linger, with one
+//             descriptor each. If no descriptor is free, the acceptor evicts an idle connection if
+//             there is one, and retries. It skips connections that their clients have closed or
+//             half-closed already. Bind fails if another process listens on the TCP port or Unix
+//             socket.
 // Threads:    one thread calls Bind, Start, StopAccepting, WaitClosed and the destructor. One
 //             thread at a time calls ConnectToSelf. Other methods are thread-safe. The object owns
 //             two threads, which accept and relay.

@@ -127,7 +127,8 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
   WriteServer(from_client_.TakeAll(size));
 }
 
-// Forwards the client's half-close. gRPC closes its end once it has read all bytes sent before it.
+// Forwards the client's half-close. gRPC closes its end after it has read all bytes before the
+// half-close.
 void GuardedConnection::OnClientEnd() {
   if (state_ != State::kRelaying) return Close();
   has_client_ended_ = true;

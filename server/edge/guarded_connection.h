@@ -45,11 +45,11 @@ namespace quire::server {
 // The cause for closing a connection, a label of quire_grpc_connections_closed_total.
 enum class CloseCause : std::uint8_t {
   kTooMany,     // refused: a connection limit is reached
-  kSilent,      // no preface in time, or evicted before it
+  kSilent,      // no preface in time, or evicted before the preface
   kIdle,        // evicted while it had no call
   kNotHttp2,    // the first bytes are not the HTTP/2 preface
   kFrames,      // a limit of frames, streams, headers or unfinished messages is exceeded
-  kMemory,      // it had the most unfinished bytes when the memory limit was exceeded
+  kMemory,      // had the most unfinished bytes when the memory limit was exceeded
   kTimeout,     // a message was not completed in time, or the client did not read in time
   kNoResource,  // no descriptors for gRPC's socket
 };

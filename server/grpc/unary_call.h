@@ -1,7 +1,7 @@
 #pragma once
 
-// Serves unary calls at once, on a worker, or by refusing the method. All functions authorize the
-// caller first, so that no handler that uses them can omit it.
+// Answers unary calls at once, on a worker, or with the error of an unsupported method. All
+// functions authorize the caller first, so that no handler that uses them can omit it.
 //
 // Place:      grpc/ and vllm/.
 // Invariants: gRPC passes messages as bytes. A message is parsed only if the caller has the scope.
