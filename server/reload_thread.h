@@ -4,7 +4,7 @@
 // may block on a file for seconds, and SIGTERM must be handled meanwhile.
 //
 // Place:      owned by the daemon.
-// Invariants: all requests during a reload together cause one further reload.
+// Invariants: the requests during a reload cause one further reload in total.
 // Threads:    Request is thread-safe. One thread calls the other methods.
 // Lifetime:   this object and all objects that `reload` uses outlive the thread, that is, until
 //             Stop returns true or the process exits.

@@ -32,7 +32,7 @@ class HttpSession;
 
 class ConnectionTable {
  public:
-  static constexpr std::size_t kReserved = 64;  // limit for the connections over the limit
+  static constexpr std::size_t kReserved = 64;  // maximum number of connections over the limit
 
   // If `max_per_address` is absent, an address may have half of max_connections (at least one). A
   // loopback address may have all of them, because a local proxy may represent many clients.
@@ -44,8 +44,8 @@ class ConnectionTable {
   // Evicts a connection although no limit is reached. Returns false if none can be evicted.
   bool EvictOne() { return EvictOneOf(""); }
   // Makes room for one more connection over the limit. If kReserved such connections are open,
-  // closes the oldest one. If then max_connections + 2 * kReserved sessions exist, too many of them
-  // are still closing: closes none and returns false.
+  // closes the oldest one. Returns false and closes none if max_connections + 2 * kReserved
+  // sessions exist, because too many of them are still closing.
   bool MakeReservedRoom();
 
   void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,

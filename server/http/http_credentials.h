@@ -1,8 +1,7 @@
 #pragma once
 
-// Reads the credentials of a caller over HTTP. They are the bearer token in the header
-// authorization, or else the token in x-api-key, the tenant in quire-tenant, and the client
-// certificate of the connection.
+// Reads the credentials of a caller over HTTP. The token comes from the header authorization, or
+// else from x-api-key, the tenant from quire-tenant, and the certificate name from the connection.
 //
 // Place:   shared by the handlers of both HTTP listeners.
 // Threads: any.

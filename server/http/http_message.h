@@ -50,7 +50,7 @@ class HttpExchange {
 
   // Valid until the exchange has ended.
   virtual const HttpRequest& request() const = 0;
-  // Moves the body out, so that a large one need not live as long as the exchange.
+  // Moves the body out, so that a large body need not live as long as the exchange.
   virtual std::string TakeBody() = 0;
 
   // Runs `work` on the strand of the connection.

@@ -8,8 +8,8 @@
 // If a connection limit is reached, a new connection evicts one that is idle or stalled. If there
 // is none, the new connection is over the limit. Its first request is then answered with 503, or
 // served if it is a health probe (see is_probe), and the connection is closed. ConnectionTable
-// bounds the number of such connections. Beyond that bound, the oldest one is closed, or the new
-// one, without an answer.
+// bounds the number of such connections. Beyond that bound, the oldest or the new one is closed
+// without an answer.
 //
 // If no descriptor is free, up to 16 connections are evicted. If none can be evicted, up to 16
 // waiting connections are closed without an answer. After a short pause the server accepts again.

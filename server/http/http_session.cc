@@ -19,8 +19,8 @@ namespace {
 
 namespace net = boost::asio;
 
-// Limits of the bytes that a peer may still send after the last answer of a connection, and of the
-// time for that.
+// Maximum number of bytes that a peer may still send after the last answer of a connection, and
+// maximum time for sending them.
 constexpr std::size_t kMaxLingerBytes = 1 << 20;
 constexpr absl::Duration kLingerTime = absl::Seconds(2);
 

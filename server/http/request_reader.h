@@ -43,7 +43,7 @@ class RequestReader {
   // Drops the bytes that are not parsed yet.
   void Clear() { input_.clear(); }
 
-  // Parses what was appended. The error of a request that cannot be read has a reason
+  // Parses the appended bytes. If the request cannot be read, the error has a reason
   // (base/error_reason.h). REQUIRES: kRequest was not returned since Begin.
   absl::StatusOr<Event> Next();
 

@@ -11,8 +11,8 @@
 //             authentication it is served on loopback addresses only (403 elsewhere), and the
 //             header Host has to be local (http_host.h).
 // Threads:    any. At most one request at a time waits for the end of the current step, for at most
-//             a second, to read the state of the pages. A request that would be the second one, or
-//             that has waited for a second, is answered without `pages`.
+//             a second, to read the state of the pages. Other requests meanwhile, and one that has
+//             waited for a second, are answered without `pages`.
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>

@@ -22,9 +22,9 @@ struct TcpListening {
 };
 
 // Listens on every address of a name, for example on 127.0.0.1 and ::1 for localhost, with the same
-// port. Addresses that this machine does not have, or that have a protocol that it does not
-// support, are skipped. `reuse_port` allows other processes to listen on the port too. Returns
-// errors of BindError, and INVALID_ARGUMENT if `address` is not host:port.
+// port. Skips addresses that this machine does not have or whose protocol it does not support.
+// `reuse_port` allows other processes to listen on the port too. Returns errors of BindError, and
+// INVALID_ARGUMENT if `address` is not host:port.
 absl::StatusOr<TcpListening> ListenOnTcp(const std::string& address, bool reuse_port,
                                          const boost::asio::any_io_executor& executor);
 

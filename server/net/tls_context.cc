@@ -72,7 +72,7 @@ std::shared_ptr<ssl::context> TlsContext::Current() {
     context_ = *std::move(context);
     version_ = certificates->version;
   } else {
-    log::Error("tls", "OpenSSL cannot make a context with the certificate",
+    log::Error("tls", "OpenSSL cannot create a TLS context with the certificate",
                {{"error", context.status().message()}});
   }
   return context_;

@@ -25,8 +25,8 @@ namespace quire::server {
 class FieldNames {
  public:
   // Maps the path `ours` to `theirs`. "[]" stands for any index: "chat.tools[].name". The mapping
-  // also applies to fields below the path. Of several matching paths, the longest one applies. If
-  // it was set several times, the last call applies.
+  // also applies to fields below the path. If several paths match, the longest one applies. If a
+  // path was set several times, the last call applies.
   void Set(std::string ours, std::string theirs);
   // Maps chat.tools[i] to tools[indexes[i]]. Default: the same index.
   void SetToolIndexes(std::vector<std::size_t> indexes) { tools_ = std::move(indexes); }

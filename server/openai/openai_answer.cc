@@ -346,8 +346,8 @@ struct OpenAiAnswer::Impl {
   std::vector<Choice> choices;
   ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
   bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
-  // Total size of `json` of all choices, and of `logprobs_json` of all prompts times the number of
-  // its copies in the body.
+  // Total size of the choices' `json` and of the prompts' `logprobs_json`. The latter counts once
+  // for each copy in the body.
   std::size_t buffered_bytes = 0;
 };
 

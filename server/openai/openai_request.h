@@ -30,7 +30,7 @@ struct OpenAiRequest {
   bool is_chat = false;
   std::vector<v1::GenerateRequest> prompts;  // without request ids
   std::int32_t choices = 1;                  // generated per prompt
-  std::int32_t returned_choices = 1;         // per prompt: the choices with the best mean logprob
+  std::int32_t returned_choices = 1;         // per prompt, those with the best mean logprob
   bool stream = false;
   bool include_usage = false;     // send a last chunk with the usage
   bool continuous_usage = false;  // send the usage so far in every chunk

@@ -66,8 +66,8 @@ struct RequestField {
   absl::string_view name;
   std::uint32_t owners = 0;  // FieldOwner bits
   FieldOutcome outcome = FieldOutcome::kSupported;
-  // Supported fields: the owner of the members that the object in this field may have, or each
-  // object of the list in it. If 0, the reader checks the value.
+  // Supported fields: the owner of the members of the object in this field, or of each object in
+  // this list. 0: the reader checks the value.
   std::uint32_t members = 0;
   // Supported fields: an object without this member is not checked.
   absl::string_view members_if = "";

@@ -62,7 +62,7 @@ class ExpressionParser {
   struct Unsupported {
     Position position;
     std::string problem;
-    bool is_conditional = false;  // inside an `if`, of which a part may never be executed
+    bool is_conditional = false;  // inside an `if`, whose branches may never be executed
   };
   const std::vector<Unsupported>& unsupported() const { return unsupported_; }
   std::size_t unsupported_count() const { return unsupported_.size(); }
