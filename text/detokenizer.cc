@@ -13,7 +13,7 @@ DetokenizerState Detokenizer::StateAfter(const Tokenizer& tokenizer, bool skip_s
   Detokenizer detokenizer(tokenizer, skip_special_tokens);
   for (const std::int32_t id : prompt) detokenizer.Push(id);
   DetokenizerState state{.decoder = detokenizer.stream_.state(), .repairer = detokenizer.repairer_};
-  state.owns_cut = !state.is_cut();
+  state.emits_replacement = !state.is_cut();
   return state;
 }
 
@@ -24,7 +24,7 @@ DetokenizerState Detokenizer::Verbatim() {
 void Detokenizer::Begin(DetokenizerState state) {
   stream_.Resume(std::move(state.decoder));
   repairer_ = state.repairer;
-  owns_cut_ = state.owns_cut;
+  emits_replacement_ = state.emits_replacement;
 }
 
 std::string Detokenizer::Push(std::int32_t id) {
@@ -43,8 +43,8 @@ std::string Detokenizer::Repair(absl::string_view bytes, bool is_last) {
   std::string text;
   repairer_.Push(bytes, text);
   if (is_last) repairer_.Finish(text);
-  if (owns_cut_ || text.empty()) return text;
-  owns_cut_ = true;
+  if (emits_replacement_ || text.empty()) return text;
+  emits_replacement_ = true;
   if (absl::StartsWith(text, kReplacementCharacter)) text.erase(0, kReplacementCharacter.size());
   return text;
 }

@@ -54,14 +54,17 @@ class Detokenizer {
   std::string Finish();
 
   // Returns 1 if the ids so far end inside a character that Push or Finish will emit, else 0.
-  std::int64_t open_characters() const { return owns_cut_ && repairer_.has_incomplete() ? 1 : 0; }
+  std::int64_t open_characters() const {
+    return emits_replacement_ && repairer_.has_incomplete() ? 1 : 0;
+  }
 
  private:
   std::string Repair(absl::string_view bytes, bool is_last);
 
   DecoderStream stream_;
   Utf8Repairer repairer_;
-  bool owns_cut_ = true;  // false: a leading U+FFFD belongs to the prompt's text and is not emitted
+  // If false, a leading U+FFFD belongs to the prompt's text and is not emitted.
+  bool emits_replacement_ = true;
 };
 
 }  // namespace quire::text

@@ -317,7 +317,7 @@ absl::Status FillEcho(const text::Tokenizer& tokenizer, const Request& request,
   text::DetokenizerState& start = prompt.answer_start;
   if (start.is_cut() && absl::EndsWith(prompt.echo_text, kReplacementCharacter)) {
     prompt.echo_text.resize(prompt.echo_text.size() - kReplacementCharacter.size());
-    start.owns_cut = true;
+    start.emits_replacement = true;
   }
   return absl::OkStatus();
 }

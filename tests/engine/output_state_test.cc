@@ -97,7 +97,7 @@ TEST(OutputStateTest, TextStartsAtTheEndOfThePrompt) {
                 .offsets,
             (Expected{0, 1}));
   EXPECT_EQ(OffsetsOf("bc", cut).text, "bc");
-  cut.owns_cut = true;  // after an echo
+  cut.emits_replacement = true;  // after an echo
   EXPECT_EQ(OffsetsOf("bc", cut).text,
             "\xEF\xBF\xBD"
             "bc");

@@ -52,7 +52,7 @@ class RunnerTest(unittest.TestCase):
     def test_suites_of_new_kernels_run_first(self):
         names = ["ATest", "AttentionBitsTest", "AttentionRulesTest", "Maps/AttentionLatentTest", "LinearFp8Test",
                  "AttentionSm90Test"]
-        self.assertEqual(run.in_order(names), [*reversed(names[1:]), "ATest"])
+        self.assertEqual(run.sort_suites(names), [*reversed(names[1:]), "ATest"])
         bundle = self.bundle()
         started = self.folder.parent / "started"
         bundle.tests({name: f"echo {name} >>{started}" for name in names})

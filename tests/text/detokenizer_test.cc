@@ -143,9 +143,9 @@ TEST(DetokenizerTest, CharacterSplitByThePromptIsEmittedWholeOrNotAtAll) {
   EXPECT_TRUE(state.is_cut());
   for (const Case& c : cases) {
     const Ids answer = IdsOf(*tokenizer, c.answer);
-    state.owns_cut = false;
+    state.emits_replacement = false;
     EXPECT_EQ(TextFrom(*tokenizer, true, state, answer), c.text);
-    state.owns_cut = true;
+    state.emits_replacement = true;
     EXPECT_EQ(TextFrom(*tokenizer, true, state, answer), c.text_with_cut);
   }
 }
@@ -161,7 +161,7 @@ TEST(DetokenizerTest, OpenCharactersCountsOnlyThoseOfTheOutput) {
   detokenizer.Push(IdsOf(*tokenizer, {"<0x9F>"})[0]);
   EXPECT_EQ(detokenizer.open_characters(), 1);
   DetokenizerState state = Detokenizer::StateAfter(*tokenizer, true, cut);
-  state.owns_cut = true;
+  state.emits_replacement = true;
   Detokenizer behind_echo(*tokenizer, true);
   behind_echo.Begin(state);
   EXPECT_EQ(behind_echo.open_characters(), 1);
@@ -219,7 +219,7 @@ TEST(DetokenizerTest, PromptAndOutputConcatenateToTheDecodedText) {
         if (!state.is_cut()) continue;
         ASSERT_TRUE(absl::EndsWith(before, kReplacementCharacter));
         before.resize(before.size() - kReplacementCharacter.size());
-        state.owns_cut = true;
+        state.emits_replacement = true;
         ASSERT_EQ(before + TextFrom(*tokenizer, skip, state, answer), whole) << name;
       }
     }

@@ -75,10 +75,10 @@ class PredictionsCheckTest(unittest.TestCase):
         self.assertEqual(status, 1, output)
 
     def test_row_requires_measurement_formula_and_expectation(self):
-        for text, fault in (("| a rate | by hand | B / C | 3 us |", "names nothing that measures it"),
-                            ("| a rate | `free memory` | B / C | 3 us |", "names nothing that measures it"),
+        for text, fault in (("| a rate | by hand | B / C | 3 us |", 'names no measurement in "measured by"'),
+                            ("| a rate | `free memory` | B / C | 3 us |", 'names no measurement in "measured by"'),
                             ("| a rate | `BM_Linear` |  | 3 us |", "has no formula"),
-                            ("| a rate | `BM_Linear` | B / C |  |", "expects nothing")):
+                            ("| a rate | `BM_Linear` | B / C |  |", "has no expectation")):
             status, output = self.check(text)
             self.assertEqual(status, 1, text)
             self.assertIn(f"gpu_queue.md:9: {fault}\n", output)

@@ -43,7 +43,7 @@ struct DetokenizerState {
   Utf8Repairer repairer = {};
   // Whether the U+FFFD of an incomplete character is emitted after this state. If false, the U+FFFD
   // belongs to the text before this state.
-  bool owns_cut = true;
+  bool emits_replacement = true;
 };
 
 }  // namespace quire::text

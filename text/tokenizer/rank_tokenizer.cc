@@ -329,8 +329,8 @@ absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary
     return absl::InvalidArgumentError(absl::StrCat("pattern: ", regex.status().message()));
   }
   v.pattern = *std::move(regex);
-  absl::flat_hash_set<std::int32_t> taken;
-  for (const RankToken& token : v.tokens) taken.insert(token.rank);
+  absl::flat_hash_set<std::int32_t> used_ids;
+  for (const RankToken& token : v.tokens) used_ids.insert(token.rank);
   const std::optional<formats::JsonValue> special = config.Find("special_tokens");
   if (!special || special->is_null()) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(special->CheckObject());
@@ -342,7 +342,7 @@ absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary
     const formats::JsonValue entry(value, special->PathOf(content));
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t id, entry.AsInteger(0, kMaxTokenIds - 1));
     if (content.empty()) return special->Error("has a token with empty text");
-    if (!taken.insert(static_cast<std::int32_t>(id)).second) {
+    if (!used_ids.insert(static_cast<std::int32_t>(id)).second) {
       return entry.Error(
           absl::StrCat("is ", id, ", which is already used by another token; ids must be unique"));
     }

@@ -3,8 +3,8 @@
 
     constraint_peers.py FILE
 
-Needs the packages xgrammar, llguidance, numpy and torch. Prints the compile time in milliseconds, the minimum of several
-runs. Prints the mask time in microseconds: mean and 99th percentile of all passes but the first, and maximum of the first.
+Needs the packages xgrammar, llguidance, numpy and torch. Prints the minimum compile time of several runs in milliseconds.
+Prints the mask time in microseconds: mean and 99th percentile of all passes but the first, and maximum of the first.
 """
 
 import json

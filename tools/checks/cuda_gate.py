@@ -164,9 +164,8 @@ def disassemble(build, unit, cuobjdump):
 
 
 def count_loop(code, row):
-    """Returns three counts: instructions per tile by class, instructions of the thread block per byte, and instructions per
-    tile of the warps without products (row["beside"]). The third count is None without such warps. Returns None for a kernel without
-    products. Raises CodeError for unreadable code."""
+    """Returns (instructions per tile by class, instructions of the thread block per byte, result of count_beside). Returns
+    None for a kernel without products. Raises CodeError for unreadable code."""
     graph = machine_code.Graph(code)
     found = machine_code.work_loop(graph)
     if found is None:
@@ -179,6 +178,7 @@ def count_loop(code, row):
 
 
 def count_beside(graph, row):
+    """Returns the instructions per tile of the warps without products (row["beside"]), or None without such warps."""
     if "beside" not in row:
         return None
     found = machine_code.beside_loop(graph, row["beside"]["opcode"])

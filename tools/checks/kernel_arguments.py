@@ -53,12 +53,12 @@ def check(unit, path, cuobjdump, count):
     if len(device) != count:
         return [f"{unit}: the machine code describes the arguments of {len(device)} of {count} kernels"]
     errors = []
-    for (name, architecture), taken in sorted(device.items()):
+    for (name, architecture), device_bytes in sorted(device.items()):
         plain = read("c++filt", name).strip()
-        passed = host.get(types_of(plain))
-        if passed is None:
+        host_bytes = host.get(types_of(plain))
+        if host_bytes is None:
             errors.append(f"{unit}: {plain} for {architecture}: the host launches no kernel with these arguments")
-        elif passed != taken:
-            errors.append(f"{unit}: {plain} for {architecture}: takes arguments of {taken} bytes, "
-                          f"the host passes {passed}")
+        elif host_bytes != device_bytes:
+            errors.append(f"{unit}: {plain} for {architecture}: takes arguments of {device_bytes} bytes, "
+                          f"the host passes {host_bytes}")
     return errors

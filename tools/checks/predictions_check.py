@@ -82,9 +82,9 @@ def check(page, programs, counts):
         found = [(name, programs.fault(name)) for name in NAME.findall(row["measured by"])]
         errors += [f"{PAGE.name}:{number}: {name}: {fault}" for name, fault in found if fault]
         if not any(fault is not None for _, fault in found):
-            errors.append(f"{PAGE.name}:{number}: names nothing that measures it")
+            errors.append(f"{PAGE.name}:{number}: names no measurement in \"measured by\"")
         if not row.get("expected", "") and not row.get("expected on an H100", ""):
-            errors.append(f"{PAGE.name}:{number}: expects nothing")
+            errors.append(f"{PAGE.name}:{number}: has no expectation")
         else:
             try:
                 report.prediction(row)

@@ -40,8 +40,8 @@ def kernel(data, identity, form, what, peer_format=None):
 
 
 def served(data, form, clients, what):
-    """Returns a row of the load on AVX-512. int8_g32 was measured twice with 8 clients; the second one counts, because the
-    peer was disturbed in the first."""
+    """Returns a row of the load on AVX-512. int8_g32 was measured twice with 8 clients. The second measurement is used,
+    because the peer was disturbed in the first."""
     later = clients == 1 or (clients == 8 and form == "int8_g32")
     identity = "zen5-later" if later else "zen5"
     return data.row("served_load", identity, format=form, clients=clients, what=what)

@@ -1,7 +1,7 @@
 """Hashes of the machine code of CUDA kernels in an object or a program, read from its fat binaries.
 
-A fat binary is a header of 16 bytes with this magic, followed by entries. Entries of kind 2 are cubins, ELF files whose
-section .text.NAME is the code of the kernel with the mangled name NAME. nvcc leaves cubins uncompressed and the linker
+A fat binary is a header of 16 bytes that begins with MAGIC, followed by entries. Entries of kind 2 are cubins, ELF files
+whose section .text.NAME is the code of the kernel with the mangled name NAME. nvcc leaves cubins uncompressed and the linker
 copies them, so an object and the programs linked from it have the same hashes.
 """
 

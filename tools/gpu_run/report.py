@@ -94,7 +94,7 @@ def daemons(folder):
     return {name: {field: run.get(field) for field in DAEMON_FIELDS} for name, run in found.items() if run}
 
 
-def measured(name, results):
+def find_figures(name, results):
     """Returns the figure in seconds or tokens/s and torch's seconds, or None for each that was not measured."""
     run, _, field = name.partition("/")
     if run.startswith("daemon-"):
@@ -110,7 +110,7 @@ def comparison(expected, results):
     """Returns the rows of COMPARISON, one per prediction. The ratio is measured / the nearest end of the range."""
     rows = []
     for row in expected:
-        value, peer = (figure and figure / UNITS[row.unit] for figure in measured(row.name, results))
+        value, peer = (figure and figure / UNITS[row.unit] for figure in find_figures(row.name, results))
         nearest = None if value is None else min(max(value, row.low), row.high)
         rows.append([row.what, row.name, row.expected, "not measured" if value is None else f"{value:.4g} {row.unit}",
                      value and float(f"{value / nearest:.3g}"), peer and f"{peer:.4g} {row.unit}"])

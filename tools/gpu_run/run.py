@@ -87,7 +87,7 @@ def reason(log):
     return (marked[:1] or lines[-1:] or [""])[0][:200]
 
 
-def excused(log):
+def verdict_of_errors(log):
     """Returns the verdict if every error of a benchmark is a lack of memory or of tensor maps, else None."""
     errors = log.count("ERROR OCCURRED")
     memory = log.count("ERROR OCCURRED: 'out of device memory")
@@ -97,7 +97,7 @@ def excused(log):
     return NOT_RUN if memory else SKIPPED
 
 
-def in_order(suites):
+def sort_suites(suites):
     """Returns the suites in the order in which they run."""
     return sorted(suites, key=lambda suite: next(
         (i for i, part in enumerate(FIRST_SUITES) if re.search(part, suite)), len(FIRST_SUITES)))
@@ -111,8 +111,8 @@ def judge(item, status, log, seconds):
         return SKIPPED, reason(log)
     if status == 0 and not log and item.name.startswith("BM_"):
         return FAILED, "the log is empty; is the disk full?"
-    if status == 0 and excused(log):
-        return excused(log), reason(log)
+    if status == 0 and verdict_of_errors(log):
+        return verdict_of_errors(log), reason(log)
     if status != 0 or "ERROR OCCURRED" in log:  # Google Benchmark exits with 0 even after an error
         return FAILED, (f"ended by signal {-status}: " if status < 0 else "") + reason(log)
     return PASSED, ""
@@ -242,13 +242,13 @@ class Runner:
         self.say(f"{self.stage} {name}: {verdict}" + (f", {why}" if why else ""))
         return verdict == PASSED
 
-    def why_cut(self):
+    def cut_reason(self):
         return "interrupted" if self.interrupted else "the time was up before it ended"
 
     def may_start(self):
         return not self.interrupted and not self.lost and time.monotonic() + 1 < self.stage_end
 
-    def ask_device(self, suspect):
+    def check_device(self, suspect):
         """Checks whether the device still works after an item that failed."""
         status = self.run(self.program("bench_kernels_cuda", "--device"), "device-after-failure")
         is_cut = status is None and time.monotonic() >= self.end
@@ -261,7 +261,7 @@ class Runner:
         items, running, suspect = collections.deque(items), {}, ""
         while running or suspect or items:
             if not running and suspect:
-                self.ask_device(suspect)
+                self.check_device(suspect)
                 suspect = ""
             elif self.may_start() and not suspect and len(running) < jobs and items:
                 item = items.popleft()
@@ -296,7 +296,7 @@ class Runner:
                 self.kill(process)
             verdict, why = judge(item, status, self.log(item.log), now - start)
             if status is None and (self.interrupted or limit >= self.stage_end):
-                verdict, why = NOT_RUN, self.why_cut()
+                verdict, why = NOT_RUN, self.cut_reason()
             self.record(item.name, verdict, why, now - start, item.optional)
             if verdict == FAILED and item.test:
                 self.failed_tests.append(item)
@@ -335,7 +335,7 @@ class Runner:
         status = self.run(self.program("bench_kernels_cuda", "--device"), "facts-device")
         log = self.log("facts-device")
         if status is None and (self.interrupted or time.monotonic() >= self.end):
-            self.record("device", NOT_RUN, self.why_cut())
+            self.record("device", NOT_RUN, self.cut_reason())
             return
         verdict, why = judge(Item("device", [], ""), status, log, PROBE_SECONDS)
         if verdict == PASSED:
@@ -398,9 +398,9 @@ class Runner:
 
     def tests(self):
         suites = {suite: tests for suite, tests in self.suites().items() if not MODEL_SUITES.search(suite)}
-        items = [self.test_item("tests", suite) for suite in in_order(suites)]
+        items = [self.test_item("tests", suite) for suite in sort_suites(suites)]
         if self.dry:  # tests of rejected arguments launch few kernels
-            items = [self.test_item("tests", suite, test) for suite in in_order(suites)
+            items = [self.test_item("tests", suite, test) for suite in sort_suites(suites)
                      for test in suites[suite] if test.startswith("Rejects")][:4]
         self.run_items(items, self.jobs)
 
@@ -454,12 +454,12 @@ class Runner:
     def benchmarks(self):
         return [line for line in self.listing("bench_kernels_cuda") if line.startswith("BM_")]
 
-    def queued(self):
+    def queued_benchmarks(self):
         return [prediction.name for prediction in self.predictions if prediction.name.startswith("BM_")]
 
     def shapes(self):
         """Measures the shapes of gpu_queue.md, one process per op."""
-        ops = by_op(self.queued())
+        ops = by_op(self.queued_benchmarks())
         if self.dry:
             tiny = by_op(name for name in self.benchmarks() if "/tiny/" in name)
             ops = {op: [f"{tiny[op][0]}$"] for op in ops}
@@ -467,13 +467,13 @@ class Runner:
 
     def others(self):
         """Measures the other shapes, one process per op, because opening a GPU takes longer than measuring a shape."""
-        known = ("BM_Device", *self.queued())
+        known = ("BM_Device", *self.queued_benchmarks())
         ops = by_op(f"{name}$" for name in self.benchmarks() if "/tiny/" not in name and not name.startswith(known))
         self.run_items([self.bench_item("others", *op, optional=True) for op in ops.items()])
 
     def torch(self):
-        self.run_items([Item("peers", [sys.executable, str(HERE / "gpu_peers.py"), f"{self.logs}/peers.json", *self.queued()],
-                             "peers", 60)])
+        command = [sys.executable, str(HERE / "gpu_peers.py"), f"{self.logs}/peers.json", *self.queued_benchmarks()]
+        self.run_items([Item("peers", command, "peers", 60)])
 
     def load(self, stage):
         """Serves a model of the shape of Llama 3.1 8B or Qwen3-30B-A3B and loads it with 512 input, 128 output tokens."""
@@ -499,7 +499,7 @@ class Runner:
 
     def sanitizer(self, tool):
         """Runs a tool of compute-sanitizer on the smallest shapes, one process each. Ops of gpu_queue.md run first."""
-        queued = by_op(self.queued())
+        queued = by_op(self.queued_benchmarks())
         names = [name for name in self.benchmarks() if "/tiny/" in name]
         names.sort(key=lambda name: name.split("/")[0] not in queued)
         self.run_items([Item(name, [self.tools["compute-sanitizer"], "--tool", tool, "--error-exitcode", "2", *self.program(
@@ -532,7 +532,7 @@ class Runner:
                 return self.record(name, PASSED, seconds=time.monotonic() - start)
             self.wait(time.monotonic() + 0.2)
         if process.poll() is None and not self.lost:
-            return self.record(name, NOT_RUN, self.why_cut(), time.monotonic() - start)
+            return self.record(name, NOT_RUN, self.cut_reason(), time.monotonic() - start)
         what = "is not ready" if process.poll() is None else "has exited"
         return self.record(name, FAILED, f"quired {what}: {reason(self.log(log))}", time.monotonic() - start)
 
@@ -556,7 +556,7 @@ class Runner:
                 status = process.poll()
                 verdict = judge(Item(f"{prefix}stop", [], log), status, self.log(log), 10)
                 if status is None and until < limit:
-                    verdict = NOT_RUN, self.why_cut()
+                    verdict = NOT_RUN, self.cut_reason()
                 self.record(f"{prefix}stop", *verdict)
         finally:
             if process.poll() is None:
@@ -565,7 +565,7 @@ class Runner:
 
     # The whole run.
 
-    def why_not(self, stage):
+    def skip_reason(self, stage):
         """Returns why a stage cannot start, or ""."""
         free = self.device["free_bytes"] if self.device else 0
         missing = [name for name in DEVICE_PROGRAMS if self.dry and not os.path.exists(self.program(name)[0])]
@@ -593,9 +593,9 @@ class Runner:
         # Stages that cannot start leave their time to the others. Until the tests have run, a rerun may be needed.
         may_rerun = stage.name in ("facts", "tests", "runner")
         shares = [other.seconds for other in later
-                  if not self.device or not self.why_not(other) or (other.name == "rerun" and may_rerun)]
+                  if not self.device or not self.skip_reason(other) or (other.name == "rerun" and may_rerun)]
         self.stage_end = start + max(0.0, self.end - start) * stage.seconds / (stage.seconds + sum(shares))
-        result["skipped"] = "" if stage.name == "facts" else self.why_not(stage)
+        result["skipped"] = "" if stage.name == "facts" else self.skip_reason(stage)
         if result["skipped"]:
             self.say(f"{stage.name}: skipped, {result['skipped']}")
         else:

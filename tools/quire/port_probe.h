@@ -27,7 +27,7 @@ PortKind ProbePort(const std::string& host_port);
 // wanted the gRPC port. Returns "" if the probe does not explain a failure.
 std::string ExplainGrpcFailure(absl::string_view host_port, bool uses_tls);
 
-// Returns the same for a client that wanted HTTP at `url`.
+// Returns such an explanation for a client that wanted HTTP at `url`.
 std::string ExplainHttpFailure(absl::string_view url);
 
 }  // namespace quire::client

@@ -1,8 +1,8 @@
 #pragma once
 
 // Shows the progress of `quire pull` on standard error: one line for each finished file, and bars
-// on a terminal. Without a terminal, also a line for each retry, for each wait for another process,
-// and every ten seconds.
+// on a terminal. Without a terminal, also a line for each retry, a line for each wait for another
+// process, and the totals every ten seconds.
 //
 // Threads:  created and destroyed by one thread; it draws on a thread of its own.
 // Lifetime: `progress` outlives it.

@@ -157,7 +157,7 @@ std::string DescribeLayer(const LayerSpec& layer) {
   if (layer.has_dense()) parts.push_back(absl::StrCat("MLP: ", DescribeMlp(layer.dense)));
   if (layer.has_moe()) parts.push_back(DescribeMoe(layer.moe));
   if (layer.input.size != 0) {
-    parts.push_back(absl::StrCat("input of its own, ", layer.input.size, " columns"));
+    parts.push_back(absl::StrCat("per-layer input of ", layer.input.size, " columns"));
   }
   parts.push_back(DescribeNorms(layer));
   if (layer.order == models::LayerOrder::kParallel) {

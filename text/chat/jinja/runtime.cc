@@ -73,7 +73,8 @@ absl::StatusOr<Iteration> Iteration::Over(const Value& value, Runtime& runtime) 
 
 const Value* Iteration::Next() {
   if (sequence_ == nullptr) return nullptr;
-  std::size_t& place = sequence_->kind == SequenceKind::kIterator ? sequence_->taken : position_;
+  std::size_t& place =
+      sequence_->kind == SequenceKind::kIterator ? sequence_->num_returned : position_;
   return place < sequence_->items.size() ? &sequence_->items[place++] : nullptr;
 }
 

@@ -346,9 +346,11 @@ absl::Status Machine::BindExtraArguments(const Stmt& macro, const Arguments& arg
   MapBuilder named;
   Value caller = Value::UndefinedBecause("No caller defined");
   for (const auto& [name, value] : arguments.named) {
-    bool taken = false;
-    for (const Parameter& parameter : macro.parameters) taken = taken || parameter.name == name;
-    if (taken) continue;
+    bool is_parameter = false;
+    for (const Parameter& parameter : macro.parameters) {
+      is_parameter = is_parameter || parameter.name == name;
+    }
+    if (is_parameter) continue;
     if (name == "caller" && macro.uses_caller) {
       caller = value;
       continue;

@@ -41,8 +41,8 @@ std::size_t FindLast(absl::string_view text, absl::string_view part);
 std::vector<std::string> SplitText(absl::string_view text,
                                    std::optional<absl::string_view> separator,
                                    std::int64_t max_splits, bool from_right);
-// Return upper bounds of the number of parts that SplitText (without limit) and SplitTextLines
-// return, without allocating.
+// Return, without allocating, upper bounds of the number of parts that SplitText (without limit)
+// and SplitTextLines return.
 std::int64_t CountParts(absl::string_view text, std::optional<absl::string_view> separator);
 std::int64_t CountLines(absl::string_view text);
 std::vector<std::string> SplitTextLines(absl::string_view text, bool keep_ends);

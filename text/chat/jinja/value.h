@@ -132,10 +132,10 @@ enum class SequenceKind : std::uint8_t {
 struct Sequence {
   SequenceKind kind = SequenceKind::kList;
   std::vector<Value> items;
-  std::size_t taken = 0;    // elements that an iterator has already returned
-  int depth = 1;            // nesting depth, at most kMaxValueDepth
-  std::int64_t weight = 1;  // the result of WeightOf
-  std::string range_text;   // only for a range: its printed form
+  std::size_t num_returned = 0;  // elements that an iterator has already returned
+  int depth = 1;                 // nesting depth, at most kMaxValueDepth
+  std::int64_t weight = 1;       // the result of WeightOf
+  std::string range_text;        // only for a range: its printed form
 };
 
 // A map in insertion order. Keys are strings, numbers, none and tuples of them. As in Python, 1,

@@ -28,7 +28,7 @@ def tls_credentials(
     cert_file, key_file: the client's certificate chain and key, for servers that require one.
     """
     if (cert_file is None) != (key_file is None):
-        raise ValueError("cert_file and key_file belong together, and one is missing")
+        raise ValueError("cert_file and key_file must be set together; one is missing")
     ca, key, cert = (None if path is None else Path(path).read_bytes() for path in (ca_file, key_file, cert_file))
     return grpc.ssl_channel_credentials(ca, key, cert)
 
@@ -69,7 +69,7 @@ class Token:
 
     def __post_init__(self) -> None:
         if self.text is not None and self.file is not None:
-            raise ValueError("token and token_file exclude each other")
+            raise ValueError("token and token_file cannot be combined; pass one of them")
         self.metadata()  # an unreadable file or a malformed token is reported at once
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
