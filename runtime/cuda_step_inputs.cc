@@ -79,14 +79,14 @@ void CudaStepInputs::PackRow(const StepBatch& batch, std::uint32_t group, const 
   std::uint32_t* const mirror = mirror_.data() + std::size_t{index} * stride;
   // Counts the leading columns that may have pages: those of the cached and the new tokens, then
   // all columns up to the first one without a page.
-  std::uint32_t used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
-  while (used < stride && table[used] != 0) ++used;
-  const std::uint32_t compared = std::max(used, mirror_used_[index]);
-  mirror_used_[index] = used;
+  std::uint32_t num_used = (row.cache_length + row.num_tokens + page_size_ - 1) / page_size_;
+  while (num_used < stride && table[num_used] != 0) ++num_used;
+  const std::uint32_t num_compared = std::max(num_used, mirror_used_[index]);
+  mirror_used_[index] = num_used;
   const auto first =
-      static_cast<std::uint32_t>(std::mismatch(table, table + compared, mirror).first - table);
-  if (first == compared) return;
-  std::uint32_t end = compared;
+      static_cast<std::uint32_t>(std::mismatch(table, table + num_compared, mirror).first - table);
+  if (first == num_compared) return;
+  std::uint32_t end = num_compared;
   while (table[end - 1] == mirror[end - 1]) --end;
   std::uint32_t* const range = ranges + 3 * std::size_t{step->num_ranges++};
   range[0] = index * stride + first;

@@ -43,7 +43,7 @@ absl::StatusOr<CudaTail> CudaTail::Create(const kernels::Backend& backend,
                          DeviceBuffer::Allocate(MemoryKind::kDevice, DeviceBytesFor(limits)));
   QUIRE_ASSIGN_OR_RETURN(tail.pinned_,
                          DeviceBuffer::Allocate(MemoryKind::kPinned, PinnedBytesFor(limits)));
-  tail.wanted_.resize(limits.max_rows);
+  tail.num_tail_tokens_.resize(limits.max_rows);
   tail.rows_.resize(limits.max_rows);
   tail.head_tokens_.reserve(limits.max_step_tokens);
   return tail;
@@ -52,7 +52,7 @@ absl::StatusOr<CudaTail> CudaTail::Create(const kernels::Backend& backend,
 bool CudaTail::Choose(const StepBatch& batch, int slot, const StepOrder& order) {
   num_tokens_ = 0;
   if (batch.hidden_out != nullptr || !batch.pools.empty()) return false;
-  std::fill(wanted_.begin(), wanted_.end(), 0u);
+  std::fill(num_tail_tokens_.begin(), num_tail_tokens_.end(), 0u);
   std::fill(rows_.begin(), rows_.end(), kNoRow);
   for (std::uint32_t i = 0; i < batch.rows.size(); ++i) {
     const StepRow& row = batch.rows[i];
@@ -61,7 +61,7 @@ bool CudaTail::Choose(const StepBatch& batch, int slot, const StepOrder& order) 
     const std::uint32_t end = row.first_token + row.num_tokens;
     const bool has_logits = first != batch.logits_tokens.end() && *first < end;
     rows_[row.batch_row.value()] = i;
-    wanted_[row.batch_row.value()] = has_logits ? end - *first : 0;
+    num_tail_tokens_[row.batch_row.value()] = has_logits ? end - *first : 0;
     num_tokens_ += has_logits ? end - *first : 0;
   }
   if (num_tokens_ == batch.token_ids.size()) return false;
@@ -78,11 +78,11 @@ bool CudaTail::Choose(const StepBatch& batch, int slot, const StepOrder& order) 
     lengths[b] = prefill[b] = 0;
     if (rows_[b] == kNoRow) continue;
     const StepRow& row = batch.rows[rows_[b]];
-    const std::uint32_t skipped = row.num_tokens - wanted_[b];
+    const std::uint32_t skipped = row.num_tokens - num_tail_tokens_[b];
     lengths[b] = row.cache_length + skipped;
     prefill[b] = row.prompt_tokens - std::min(row.prompt_tokens, skipped);
     const std::uint32_t first = order.step_index()[row.first_token] + skipped;
-    for (std::uint32_t i = 0; i < wanted_[b]; ++i, ++at) {
+    for (std::uint32_t i = 0; i < num_tail_tokens_[b]; ++i, ++at) {
       tokens[at] = first + i;
       positions[at] = lengths[b] + i;
       token_rows[at] = b;

@@ -62,9 +62,9 @@ absl::Status CheckRunnerOptions(const models::ModelSpec& spec, const RunnerOptio
 
 absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& options,
                                const kernels::Backend& backend) {
-  const models::RankPart given = options.comm == nullptr
-                                     ? models::RankPart{}
-                                     : models::RankPart{options.comm->rank(), options.comm->size()};
+  const models::RankPart comm_part =
+      options.comm == nullptr ? models::RankPart{}
+                              : models::RankPart{options.comm->rank(), options.comm->size()};
   if (options.comm != nullptr &&
       options.comm->backend() != (backend.cuda() == nullptr ? nullptr : &backend)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -72,9 +72,9 @@ absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& optio
         options.comm->backend() == nullptr ? "host memory" : "memory of another backend",
         ", the runner computes on ", backend.device().name));
   }
-  if (given != part) {
+  if (comm_part != part) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the communicator is of rank ", given.rank, " of ", given.size,
+        absl::StrCat("the communicator is of rank ", comm_part.rank, " of ", comm_part.size,
                      ", the model's part is of rank ", part.rank, " of ", part.size));
   }
   // NCCL requires all ranks to capture and launch the same graphs, but each runner decides for
@@ -87,19 +87,19 @@ absl::Status CheckCommunicator(models::RankPart part, const RunnerOptions& optio
 }
 
 absl::Status CheckPoolGeometry(const models::ModelSpec& spec, const cache::KvGeometry& pool) {
-  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry wanted,
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry expected,
                          KvGeometryFor(spec, pool.page_size, pool.dtype, pool.num_blocks));
-  if (pool.kv_dim == wanted.kv_dim && pool.num_layers == wanted.num_layers &&
-      pool.num_heads == wanted.num_heads && pool.head_size == wanted.head_size &&
-      pool.scale_dtype == wanted.scale_dtype && pool.granularity == wanted.granularity &&
-      pool.page_stride == wanted.page_stride) {
+  if (pool.kv_dim == expected.kv_dim && pool.num_layers == expected.num_layers &&
+      pool.num_heads == expected.num_heads && pool.head_size == expected.head_size &&
+      pool.scale_dtype == expected.scale_dtype && pool.granularity == expected.granularity &&
+      pool.page_stride == expected.page_stride) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("kv pool has ", pool.num_layers, " layers of ", pool.num_heads,
                    " heads of size ", pool.head_size, ", page stride ", pool.page_stride,
-                   "; the model needs ", wanted.num_layers, " layers of ", wanted.num_heads,
-                   " heads of size ", wanted.head_size, ", page stride ", wanted.page_stride));
+                   "; the model needs ", expected.num_layers, " layers of ", expected.num_heads,
+                   " heads of size ", expected.head_size, ", page stride ", expected.page_stride));
 }
 
 }  // namespace quire::runtime

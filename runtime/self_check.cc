@@ -58,14 +58,14 @@ absl::StatusOr<std::byte*> SelfCheckContext::Take(std::int64_t bytes) {
                                                      " bytes of the buffers of a step, which have ",
                                                      total_, "; raise scheduler.max_step_tokens"));
   }
-  std::byte* const taken = base_ + used_;
+  std::byte* const memory = base_ + used_;
   used_ += padded;
-  return taken;
+  return memory;
 }
 
 absl::StatusOr<kernels::FloatPtr> SelfCheckContext::TakeFloats(DType dtype, std::int64_t count) {
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, Take(count * DTypeSize(dtype)));
-  return kernels::FloatPtr(taken, dtype);
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, Take(count * DTypeSize(dtype)));
+  return kernels::FloatPtr(memory, dtype);
 }
 
 absl::Status SelfCheckContext::Wait() {

@@ -280,23 +280,22 @@ class AttentionCheck {
   absl::Status Compare(bool is_prompt);
   absl::Status CompareBatch(std::span<const Sequence> sequences, bool is_prompt);
   absl::StatusOr<std::string> CompareWithSingleSequences(std::span<const Sequence> sequences,
-                                                         bool is_prompt,
-                                                         const LaunchArrays& launched,
+                                                         bool is_prompt, const LaunchArrays& arrays,
                                                          std::span<const float> batch);
   absl::StatusOr<LaunchArrays> Prepare(std::span<const Sequence> sequences);
   // Uploads the lengths and the table of the sequences, and plans the step.
   absl::Status Plan(std::span<const Sequence> sequences, bool is_prompt,
-                    const LaunchArrays& launched);
-  kernels::AttentionParams ParamsOf(const LaunchArrays& launched) const;
+                    const LaunchArrays& arrays);
+  kernels::AttentionParams ParamsOf(const LaunchArrays& arrays) const;
   std::vector<float> DefinedColumns(std::span<const float> out) const;
-  void Count(const LaunchArrays& launched);
-  absl::Status Launch(const LaunchArrays& launched, Kernel kernel);
+  void Count(const LaunchArrays& arrays);
+  absl::Status Launch(const LaunchArrays& arrays, Kernel kernel);
   // Poisons the output, launches, and returns the output without the columns that attention leaves
   // undefined.
-  absl::StatusOr<std::vector<float>> Result(const LaunchArrays& launched, Kernel kernel);
-  absl::StatusOr<std::vector<float>> ScalarReference(const LaunchArrays& launched);
+  absl::StatusOr<std::vector<float>> Result(const LaunchArrays& arrays, Kernel kernel);
+  absl::StatusOr<std::vector<float>> ScalarReference(const LaunchArrays& arrays);
   absl::StatusOr<std::vector<float>> CpuReference(std::span<const Sequence> sequences,
-                                                  const LaunchArrays& launched);
+                                                  const LaunchArrays& arrays);
 
   SelfCheckContext* const context_;
   const SelfCheckParams& params_;
@@ -361,9 +360,9 @@ absl::StatusOr<AttentionCheck::StoreArrays> AttentionCheck::PrepareStore(std::ui
   const std::uint32_t offsets[2] = {0, count};
   const auto take = [&](const auto& values, auto** to) -> absl::Status {
     const auto bytes = static_cast<std::int64_t>(std::size(values) * sizeof(values[0]));
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(bytes));
-    *to = reinterpret_cast<std::decay_t<decltype(**to)>*>(taken);
-    return context_->Copy(taken, std::data(values), bytes);
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, context_->Take(bytes));
+    *to = reinterpret_cast<std::decay_t<decltype(**to)>*>(memory);
+    return context_->Copy(memory, std::data(values), bytes);
   };
   QUIRE_RETURN_IF_ERROR(take(positions, &stored.positions));
   QUIRE_RETURN_IF_ERROR(take(token_rows, &stored.token_rows));
@@ -374,13 +373,14 @@ absl::StatusOr<AttentionCheck::StoreArrays> AttentionCheck::PrepareStore(std::ui
   const auto rows = [&](std::uint32_t width, std::uint64_t seed) -> absl::StatusOr<FloatPtr> {
     QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
                            context_->TakeFloats(context_->activation(), kTokenPatterns * width));
-    QUIRE_ASSIGN_OR_RETURN(const FloatPtr taken, context_->TakeFloats(context_->activation(),
-                                                                      std::int64_t{count} * width));
+    QUIRE_ASSIGN_OR_RETURN(
+        const FloatPtr memory,
+        context_->TakeFloats(context_->activation(), std::int64_t{count} * width));
     QUIRE_RETURN_IF_ERROR(
         context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * width, seed)));
-    QUIRE_RETURN_IF_ERROR(context_->Repeat(taken.data(), patterns.data(), kTokenPatterns,
+    QUIRE_RETURN_IF_ERROR(context_->Repeat(memory.data(), patterns.data(), kTokenPatterns,
                                            width * activation_bytes(), 0, count));
-    return taken;
+    return memory;
   };
   QUIRE_ASSIGN_OR_RETURN(stored.rows, rows(row_width(), 3));
   if (shape_.is_mla) {
@@ -568,9 +568,9 @@ absl::Status AttentionCheck::Store() {
                             shape_.rotary * 2 - 4096;
   const auto count = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
       std::min<std::int64_t>(room / per_token, params_.limits.max_step_tokens), 1, kStoredTokens));
-  const std::uint32_t compared = std::min(count, 2 * geometry_.page_size + 3);
+  const std::uint32_t num_compared = std::min(count, 2 * geometry_.page_size + 3);
   kernels::KernelCheck check{.kernel = "KV store",
-                             .shape = Describe(absl::StrCat(compared, " tokens"))};
+                             .shape = Describe(absl::StrCat(num_compared, " tokens"))};
   for (const bool is_first_run : {true, false}) {
     QUIRE_RETURN_IF_ERROR(PoisonPages());
     for (std::uint32_t first = 0; first < tokens; first += count) {
@@ -581,7 +581,8 @@ absl::Status AttentionCheck::Store() {
       QUIRE_RETURN_IF_ERROR(LaunchStore(backend_, stored, keys_, values_));
       QUIRE_RETURN_IF_ERROR(context_->Wait());
       if (first > 0 || !check.fault.empty()) continue;
-      QUIRE_ASSIGN_OR_RETURN(check.fault, CompareStore(stored, std::min(compared, stored.count)));
+      QUIRE_ASSIGN_OR_RETURN(check.fault,
+                             CompareStore(stored, std::min(num_compared, stored.count)));
     }
   }
   context_->Add(std::move(check));
@@ -591,33 +592,33 @@ absl::Status AttentionCheck::Store() {
 absl::StatusOr<AttentionCheck::LaunchArrays> AttentionCheck::Prepare(
     std::span<const Sequence> sequences) {
   context_->Free();
-  LaunchArrays launched;
+  LaunchArrays arrays;
   std::vector<std::uint32_t> offsets = {0};
   for (const Sequence& sequence : sequences) offsets.push_back(offsets.back() + sequence.rows);
-  launched.num_rows = offsets.back();
-  launched.num_keys = KeysOf(sequences);
-  launched.batch_size = static_cast<std::uint32_t>(sequences.size());
+  arrays.num_rows = offsets.back();
+  arrays.num_keys = KeysOf(sequences);
+  arrays.batch_size = static_cast<std::uint32_t>(sequences.size());
   const auto bytes = static_cast<std::int64_t>(offsets.size() * sizeof(std::uint32_t));
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(bytes));
-  QUIRE_RETURN_IF_ERROR(context_->Copy(taken, offsets.data(), bytes));
-  launched.row_offsets = reinterpret_cast<const std::uint32_t*>(taken);
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, context_->Take(bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Copy(memory, offsets.data(), bytes));
+  arrays.row_offsets = reinterpret_cast<const std::uint32_t*>(memory);
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
                          context_->TakeFloats(context_->activation(), kTokenPatterns * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(
-      launched.q,
-      context_->TakeFloats(context_->activation(), std::int64_t{launched.num_rows} * q_stride()));
+      arrays.q,
+      context_->TakeFloats(context_->activation(), std::int64_t{arrays.num_rows} * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(
-      launched.out,
-      context_->TakeFloats(context_->activation(), std::int64_t{launched.num_rows} * out_stride()));
+      arrays.out,
+      context_->TakeFloats(context_->activation(), std::int64_t{arrays.num_rows} * out_stride()));
   QUIRE_RETURN_IF_ERROR(
       context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * q_stride(), 6)));
-  QUIRE_RETURN_IF_ERROR(context_->Repeat(launched.q.data(), patterns.data(), kTokenPatterns,
-                                         q_stride() * activation_bytes(), 0, launched.num_rows));
-  return launched;
+  QUIRE_RETURN_IF_ERROR(context_->Repeat(arrays.q.data(), patterns.data(), kTokenPatterns,
+                                         q_stride() * activation_bytes(), 0, arrays.num_rows));
+  return arrays;
 }
 
 absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_prompt,
-                                  const LaunchArrays& launched) {
+                                  const LaunchArrays& arrays) {
   QUIRE_RETURN_IF_ERROR(UploadTable(sequences));
   std::vector<std::uint32_t> cached, prompt;
   for (const Sequence& sequence : sequences) {
@@ -627,16 +628,16 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
   const auto bytes = static_cast<std::int64_t>(cached.size() * sizeof(std::uint32_t));
   QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->cache_lengths, cached.data(), bytes));
   QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->prefill_tokens, prompt.data(), bytes));
-  std::vector<std::uint32_t> live(1 + sequences.size(), launched.batch_size);
+  std::vector<std::uint32_t> live(1 + sequences.size(), arrays.batch_size);
   std::iota(live.begin() + 1, live.end(), 0u);
   QUIRE_RETURN_IF_ERROR(context_->Copy(params_.buffers->live_rows, live.data(),
                                        static_cast<std::int64_t>(live.size() * sizeof(live[0]))));
   QUIRE_RETURN_IF_ERROR(kernels::PlanAttention(backend_,
-                                               {.row_offsets = launched.row_offsets,
+                                               {.row_offsets = arrays.row_offsets,
                                                 .cache_lengths = params_.buffers->cache_lengths,
                                                 .prefill_tokens = params_.buffers->prefill_tokens,
                                                 .live_sequences = params_.buffers->live_rows,
-                                                .batch_size = launched.batch_size,
+                                                .batch_size = arrays.batch_size,
                                                 .has_prompt_rows = is_prompt,
                                                 .has_generated_rows = !is_prompt},
                                                plan()));
@@ -645,15 +646,15 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
   return context_->Wait();
 }
 
-kernels::AttentionParams AttentionCheck::ParamsOf(const LaunchArrays& launched) const {
+kernels::AttentionParams AttentionCheck::ParamsOf(const LaunchArrays& arrays) const {
   return {.keys = &keys_,
           .values = shape_.is_mla ? &keys_ : &values_,
-          .q = launched.q,
-          .out = launched.out,
-          .row_offsets = launched.row_offsets,
+          .q = arrays.q,
+          .out = arrays.out,
+          .row_offsets = arrays.row_offsets,
           .q_stride = q_stride(),
           .out_stride = out_stride(),
-          .batch_size = launched.batch_size,
+          .batch_size = arrays.batch_size,
           .num_heads = shape_.num_heads,
           .scale = shape_.scale,
           .layer = place_.slot,
@@ -664,27 +665,26 @@ kernels::AttentionParams AttentionCheck::ParamsOf(const LaunchArrays& launched) 
           .value_columns = shape_.value_columns};
 }
 
-void AttentionCheck::Count(const LaunchArrays& launched) {
+void AttentionCheck::Count(const LaunchArrays& arrays) {
   const double columns = shape_.head_size + shape_.columns();  // of K and V
-  context_->work().attention_flops += 2 * launched.num_keys * shape_.num_heads * columns;
+  context_->work().attention_flops += 2 * arrays.num_keys * shape_.num_heads * columns;
   ++context_->work().launches;
 }
 
-absl::Status AttentionCheck::Launch(const LaunchArrays& launched, Kernel kernel) {
-  kernels::AttentionParams params = ParamsOf(launched);
+absl::Status AttentionCheck::Launch(const LaunchArrays& arrays, Kernel kernel) {
+  kernels::AttentionParams params = ParamsOf(arrays);
   params.plan = plan();
   params.maps = kernel == Kernel::kServed ? maps() : nullptr;
-  Count(launched);
+  Count(arrays);
   return kernels::PagedAttention(backend_, params);
 }
 
-absl::StatusOr<std::vector<float>> AttentionCheck::Result(const LaunchArrays& launched,
+absl::StatusOr<std::vector<float>> AttentionCheck::Result(const LaunchArrays& arrays,
                                                           Kernel kernel) {
-  const std::int64_t count = std::int64_t{launched.num_rows} * out_stride();
-  QUIRE_RETURN_IF_ERROR(context_->Poison(launched.out.data(), count * activation_bytes()));
-  QUIRE_RETURN_IF_ERROR(Launch(launched, kernel));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all,
-                         context_->DownloadFloats(launched.out, count));
+  const std::int64_t count = std::int64_t{arrays.num_rows} * out_stride();
+  QUIRE_RETURN_IF_ERROR(context_->Poison(arrays.out.data(), count * activation_bytes()));
+  QUIRE_RETURN_IF_ERROR(Launch(arrays, kernel));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all, context_->DownloadFloats(arrays.out, count));
   return DefinedColumns(all);
 }
 
@@ -700,17 +700,17 @@ std::vector<float> AttentionCheck::DefinedColumns(std::span<const float> out) co
 }
 
 // Runs the scalar kernel, which serves f32 queries.
-absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const LaunchArrays& launched) {
-  const std::int64_t rows = launched.num_rows;
+absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const LaunchArrays& arrays) {
+  const std::int64_t rows = arrays.num_rows;
   const std::int64_t mark = context_->used();
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> q,
-                         context_->DownloadFloats(launched.q, rows * q_stride()));
-  kernels::AttentionParams params = ParamsOf(launched);
+                         context_->DownloadFloats(arrays.q, rows * q_stride()));
+  kernels::AttentionParams params = ParamsOf(arrays);
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr wide, context_->TakeFloats(DType::kF32, rows * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(params.out, context_->TakeFloats(DType::kF32, rows * out_stride()));
   QUIRE_RETURN_IF_ERROR(context_->UploadFloats(wide, q));
   params.q = wide;
-  Count(launched);
+  Count(arrays);
   QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(backend_, params));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> out,
                          context_->DownloadFloats(params.out, rows * out_stride()));
@@ -720,10 +720,10 @@ absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const LaunchA
 
 // Copies the pages to the host and attends to them on the CPU.
 absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const Sequence> sequences,
-                                                                const LaunchArrays& launched) {
+                                                                const LaunchArrays& arrays) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
                          kernels::Backend::Create(Device::Cpu(), backend_.pool()));
-  HostPages host(geometry_, pages_, launched.batch_size);
+  HostPages host(geometry_, pages_, arrays.batch_size);
   QUIRE_RETURN_IF_ERROR(host.Create());
   for (std::uint32_t page = 1; page <= pages_; ++page) {
     const auto device = PiecesOf(*params_.pool, geometry_, page, place_.slot, shape_.is_mla);
@@ -733,7 +733,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
     }
   }
   std::vector<std::uint32_t> offsets = {0};
-  for (std::uint32_t b = 0; b < launched.batch_size; ++b) {
+  for (std::uint32_t b = 0; b < arrays.batch_size; ++b) {
     const Sequence& sequence = sequences[b];
     offsets.push_back(offsets.back() + sequence.rows);
     host.length(b) = sequence.length - sequence.rows;
@@ -741,16 +741,16 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
       host.row(b)[i] = 1 + (i + sequence.shift) % pages_;
     }
   }
-  const std::int64_t rows = launched.num_rows;
+  const std::int64_t rows = arrays.num_rows;
   QUIRE_ASSIGN_OR_RETURN(std::vector<float> q,
-                         context_->DownloadFloats(launched.q, rows * q_stride()));
+                         context_->DownloadFloats(arrays.q, rows * q_stride()));
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<float> sinks,
       context_->DownloadFloats(shape_.sinks, shape_.sinks == nullptr ? 0 : shape_.num_heads));
   std::vector<float> out(static_cast<std::size_t>(rows * out_stride()));
   const kernels::AnyKvView keys = host.keys();
   const kernels::AnyKvView values = host.values();
-  kernels::AttentionParams params = ParamsOf(launched);
+  kernels::AttentionParams params = ParamsOf(arrays);
   params.keys = &keys;
   params.values = shape_.is_mla ? &keys : &values;
   params.q = FloatPtr(q.data());
@@ -764,7 +764,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
 // Computes the shortest, a middle and the longest sequence alone. Returns a description of the
 // first result that differs from the result of the batch, or "".
 absl::StatusOr<std::string> AttentionCheck::CompareWithSingleSequences(
-    std::span<const Sequence> sequences, bool is_prompt, const LaunchArrays& launched,
+    std::span<const Sequence> sequences, bool is_prompt, const LaunchArrays& arrays,
     std::span<const float> batch) {
   const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
   std::string difference;
@@ -772,16 +772,16 @@ absl::StatusOr<std::string> AttentionCheck::CompareWithSingleSequences(
   for (std::size_t b = 0; b < sequences.size(); begin += sequences[b].rows, ++b) {
     if (b != 0 && b != sequences.size() / 2 && b + 1 != sequences.size()) continue;
     const std::span<const Sequence> one = sequences.subspan(b, 1);
-    LaunchArrays alone = launched;
-    alone.q = launched.q + std::int64_t{begin} * q_stride();
+    LaunchArrays alone = arrays;
+    alone.q = arrays.q + std::int64_t{begin} * q_stride();
     alone.num_rows = one[0].rows;
     alone.num_keys = KeysOf(one);
     alone.batch_size = 1;
     const std::int64_t mark = context_->used();
     const std::uint32_t offsets[2] = {0, alone.num_rows};
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context_->Take(sizeof(offsets)));
-    QUIRE_RETURN_IF_ERROR(context_->Copy(taken, offsets, sizeof(offsets)));
-    alone.row_offsets = reinterpret_cast<const std::uint32_t*>(taken);
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, context_->Take(sizeof(offsets)));
+    QUIRE_RETURN_IF_ERROR(context_->Copy(memory, offsets, sizeof(offsets)));
+    alone.row_offsets = reinterpret_cast<const std::uint32_t*>(memory);
     QUIRE_RETURN_IF_ERROR(Plan(one, is_prompt, alone));
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> result, Result(alone, Kernel::kServed));
     context_->Release(mark);
@@ -803,17 +803,17 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
                : is_quantized                        ? 1.5e-2
                                                      : 1e-2};
   context_->Begin(check.kernel, check.shape);
-  QUIRE_ASSIGN_OR_RETURN(const LaunchArrays launched, Prepare(sequences));
-  QUIRE_RETURN_IF_ERROR(Plan(sequences, is_prompt, launched));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(launched, Kernel::kServed));
-  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> second, Result(launched, Kernel::kServed));
+  QUIRE_ASSIGN_OR_RETURN(const LaunchArrays arrays, Prepare(sequences));
+  QUIRE_RETURN_IF_ERROR(Plan(sequences, is_prompt, arrays));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> first, Result(arrays, Kernel::kServed));
+  QUIRE_ASSIGN_OR_RETURN(const std::vector<float> second, Result(arrays, Kernel::kServed));
   // The scalar kernel is the reference. With f32 activations it is itself the kernel under test, so
   // the CPU computes the reference.
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> reference, context_->activation() == DType::kF32
-                                                                 ? CpuReference(sequences, launched)
-                                                                 : ScalarReference(launched));
+                                                                 ? CpuReference(sequences, arrays)
+                                                                 : ScalarReference(arrays));
   const std::size_t row = std::size_t{shape_.num_heads} * shape_.columns();
-  for (std::uint32_t i = 0; i < launched.num_rows; ++i) {
+  for (std::uint32_t i = 0; i < arrays.num_rows; ++i) {
     const double error = RelativeError(std::span(first).subspan(i * row, row),
                                        std::span(reference).subspan(i * row, row));
     if (!(error <= check.error)) check.error = error;
@@ -822,13 +822,13 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   if (!HasEqualBits(first, second)) check.fault = "two runs differ";
   const bool must_equal_portable = !is_prompt && !shape_.is_mla && !is_quantized;
   if (maps() != nullptr && context_->cuda().has_sm90a() && must_equal_portable) {
-    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(launched, Kernel::kPortable));
+    QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(arrays, Kernel::kPortable));
     if (!HasEqualBits(first, portable) && check.fault.empty()) {
       check.fault = "the result differs from the portable kernel";
     }
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string difference,
-                         CompareWithSingleSequences(sequences, is_prompt, launched, first));
+                         CompareWithSingleSequences(sequences, is_prompt, arrays, first));
   if (check.fault.empty()) check.fault = difference;
   // An error above the limit is the more useful description, and SelfCheckContext::Add provides it.
   if (!(check.error <= check.limit)) check.fault.clear();

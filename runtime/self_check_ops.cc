@@ -71,7 +71,7 @@ double LimitOf(DType dtype) {
 }
 
 // Returns the largest number of rows up to kRows for which 8 arrays of f32 fit.
-std::uint32_t RowsThatFit(const SelfCheckContext& context, std::int64_t columns) {
+std::uint32_t CountFittingRows(const SelfCheckContext& context, std::int64_t columns) {
   const std::int64_t fit = context.free_bytes() / (8 * columns * 4) - 1;
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, kRows));
 }
@@ -91,7 +91,7 @@ struct EmbeddingTable {
 absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& cpu,
                             const EmbeddingTable& table) {
   context->Free();
-  const std::uint32_t rows = RowsThatFit(*context, table.columns);
+  const std::uint32_t rows = CountFittingRows(*context, table.columns);
   kernels::KernelCheck check{.kernel = table.kernel,
                              .shape = absl::StrCat(DTypeName(table.dtype), ", ", rows, " of ",
                                                    table.vocab, " x ", table.columns)};
@@ -157,7 +157,7 @@ absl::Status CheckEmbeddings(SelfCheckContext* context, const kernels::Backend& 
 absl::Status CheckNorm(SelfCheckContext* context, const kernels::Backend& cpu) {
   const std::uint32_t hidden = context->params().spec->hidden;
   context->Free();
-  const std::uint32_t rows = RowsThatFit(*context, hidden);
+  const std::uint32_t rows = CountFittingRows(*context, hidden);
   const std::int64_t count = std::int64_t{rows} * hidden;
   const std::vector<float> x = RepeatedRows(rows, hidden, 7);
   const std::vector<float> weight = RandomValues(hidden, 8);
@@ -192,7 +192,7 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
                        const models::MlpSpec& mlp) {
   const std::uint32_t columns = mlp.intermediate;
   context->Free();
-  const std::uint32_t rows = RowsThatFit(*context, columns);
+  const std::uint32_t rows = CountFittingRows(*context, columns);
   const std::int64_t count = std::int64_t{rows} * columns;
   const std::vector<float> gate = RepeatedRows(rows, columns, 9);
   const std::vector<float> up = RepeatedRows(rows, columns, 10);
@@ -281,12 +281,12 @@ absl::StatusOr<std::string> SampleOnDevice(SelfCheckContext* context,
   kernels::DeviceSampler& sampler = *context->params().sampler;
   const auto bytes = static_cast<std::int64_t>(rows.size() * sizeof(std::int32_t));
   const std::int64_t mark = context->used();
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const taken, context->Take(bytes));
-  QUIRE_RETURN_IF_ERROR(context->Poison(taken, bytes));
+  QUIRE_ASSIGN_OR_RETURN(std::byte* const sampled, context->Take(bytes));
+  QUIRE_RETURN_IF_ERROR(context->Poison(sampled, bytes));
   sampler.Reset(kSlot);
-  QUIRE_RETURN_IF_ERROR(sampler.Sample(rows, reinterpret_cast<std::int32_t*>(taken), kSlot));
+  QUIRE_RETURN_IF_ERROR(sampler.Sample(rows, reinterpret_cast<std::int32_t*>(sampled), kSlot));
   std::vector<std::int32_t> tokens(rows.size());
-  QUIRE_RETURN_IF_ERROR(context->Copy(tokens.data(), taken, bytes));
+  QUIRE_RETURN_IF_ERROR(context->Copy(tokens.data(), sampled, bytes));
   context->Release(mark);
   const std::span<const kernels::SampledRow> got = sampler.samples(kSlot);
   std::string difference;

@@ -643,10 +643,10 @@ absl::Status ProductCheck::Check(const Product& product, std::uint32_t max_rows)
   QUIRE_RETURN_IF_ERROR(context_->UploadFloats(inputs.patterns, values));
   if (product.adds_residual) {
     inputs.host_residual = RandomValues(static_cast<std::size_t>(kPatterns * product.y_stride), 2);
-    QUIRE_ASSIGN_OR_RETURN(const FloatPtr taken,
+    QUIRE_ASSIGN_OR_RETURN(const FloatPtr residual,
                            context_->TakeFloats(DType::kF32, kPatterns * product.y_stride));
-    QUIRE_RETURN_IF_ERROR(context_->UploadFloats(taken, inputs.host_residual));
-    inputs.residual = taken.f32();
+    QUIRE_RETURN_IF_ERROR(context_->UploadFloats(residual, inputs.host_residual));
+    inputs.residual = residual.f32();
   }
   QUIRE_RETURN_IF_ERROR(ComputeReferences(product, values, inputs));
   const std::int64_t fit = (context_->free_bytes() - spare) / row_bytes - 1;
@@ -734,15 +734,15 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
       .fault = {}};
   context_->Begin(check.kernel, check.shape);
   const auto row_bytes = static_cast<std::size_t>(product.y_stride * DTypeSize(product.y_dtype));
-  const std::size_t rows_at_once = std::max<std::size_t>(kCopiedBytes / row_bytes, 1);
+  const std::size_t rows_per_copy = std::max<std::size_t>(kCopiedBytes / row_bytes, 1);
   std::string fault;
   first_run_.clear();
   for (const bool is_first_run : {true, false}) {
     QUIRE_RETURN_IF_ERROR(FillOutput(product, rows, y, residual));
     QUIRE_RETURN_IF_ERROR(product.run(x, y, rows));
     Count(product, rows);
-    for (std::size_t begin = 0; begin <= rows; begin += rows_at_once) {
-      const std::size_t count = std::min(rows_at_once, rows + 1 - begin);
+    for (std::size_t begin = 0; begin <= rows; begin += rows_per_copy) {
+      const std::size_t count = std::min(rows_per_copy, rows + 1 - begin);
       copied_.resize(count * row_bytes);
       QUIRE_RETURN_IF_ERROR(context_->Copy(
           copied_.data(), static_cast<const std::byte*>(y.data()) + begin * row_bytes,

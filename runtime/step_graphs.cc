@@ -40,9 +40,9 @@ absl::Status StepGraphs::Capture(std::uint32_t bucket, absl::FunctionRef<absl::S
   }
   graphs_.emplace(bucket, *std::move(graph));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t after, FreeDeviceMemory(stream_->device()));
-  const std::int64_t taken = std::max<std::int64_t>(before - after, 0);
-  used_bytes_ += taken;
-  largest_bytes_ = std::max(largest_bytes_, taken);
+  const std::int64_t graph_bytes = std::max<std::int64_t>(before - after, 0);
+  used_bytes_ += graph_bytes;
+  largest_bytes_ = std::max(largest_bytes_, graph_bytes);
   return absl::OkStatus();
 }
 

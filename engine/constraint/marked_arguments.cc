@@ -290,8 +290,8 @@ class MarkedWriter {
     if (!kept.empty()) return kept;
     std::vector<FreeTextEnd> ends = {
         {.text = std::string(writing_.value_end), .next = GrammarText::Empty()}};
-    if (!writing_.never_in_value.empty()) {
-      ends.push_back({.text = std::string(writing_.never_in_value), .next = std::nullopt});
+    if (!writing_.forbidden_in_value.empty()) {
+      ends.push_back({.text = std::string(writing_.forbidden_in_value), .next = std::nullopt});
     }
     std::vector<Expression> token_ends;
     if (const auto token = special_.AtBeginningOf(writing_.value_end)) {

@@ -150,7 +150,7 @@ Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& s
       GrammarText::Sequence({special.Write(marker.substr(end.size())),
                              grammar->Repeat(GrammarText::Literal("\n"), 0, 2), behind}));
   std::vector<FreeTextEnd> ends = {{.text = std::string(end), .next = rest}};
-  for (const absl::string_view text : format.writing.never_in_reasoning) {
+  for (const absl::string_view text : format.writing.forbidden_in_reasoning) {
     if (!text.empty()) ends.push_back({.text = std::string(text), .next = std::nullopt});
   }
   std::vector<Expression> token_ends;

@@ -163,7 +163,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
   QUIRE_RETURN_IF_ERROR(served.translator.CheckModel(message.model()));
   QUIRE_RETURN_IF_ERROR(CheckCount("items", message.items_size(), kMaxScoreItems));
   std::vector<EvaluationItem> items(static_cast<std::size_t>(message.items_size()));
-  absl::flat_hash_map<std::string, std::size_t> first_with_context;
+  absl::flat_hash_map<std::string, std::size_t> first_items;
   for (int i = 0; i < message.items_size(); ++i) {
     const auto index = static_cast<std::size_t>(i);
     items[index].field = absl::StrCat("items[", i, "]");
@@ -173,7 +173,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
     QUIRE_ASSIGN_OR_RETURN(request.prompt, ToScorePrompt(message.items(i), i));
     std::string key = MakeContextKey(served, message.items(i));
     if (key.empty()) continue;
-    const auto [first, is_new] = first_with_context.try_emplace(std::move(key), index);
+    const auto [first, is_new] = first_items.try_emplace(std::move(key), index);
     if (!is_new) items[index].after = first->second;
   }
   return items;

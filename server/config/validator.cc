@@ -232,10 +232,10 @@ class ConfigChecker {
     const std::string path = "structured.preload";
     for (int i = 0; i < structured.preload_size(); ++i) {
       const auto& entry = structured.preload(i);
-      const int given =
+      const int num_given =
           !entry.json_schema().empty() + !entry.regex().empty() + !entry.ebnf_grammar().empty();
-      if (given == 1) continue;
-      Error(path, absl::StrCat(path, "[", i, "]: has ", given,
+      if (num_given == 1) continue;
+      Error(path, absl::StrCat(path, "[", i, "]: has ", num_given,
                                " of json_schema, regex and ebnf_grammar; set exactly one"));
     }
     if (structured.preload_size() > 0 && structured.cache_bytes() == 0) {

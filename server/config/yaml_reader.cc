@@ -391,11 +391,11 @@ bool ReadYaml(absl::string_view text, absl::string_view file_name, Message* conf
   if (!CheckText(text, file_name, errors)) return false;
   try {
     if (const std::optional<DocumentStart> second = FindSecondDocument(std::string(text))) {
-      const bool is_marked = second->start().pos != second->node().pos;
-      errors->push_back(
-          absl::StrCat(file_name, ":", second->node().line + 1, ":", second->node().column + 1,
-                       is_marked ? ": second YAML document; a configuration file has exactly one"
-                                 : ": this text is after the end of the YAML document"));
+      const bool has_start_marker = second->start().pos != second->node().pos;
+      errors->push_back(absl::StrCat(
+          file_name, ":", second->node().line + 1, ":", second->node().column + 1,
+          has_start_marker ? ": second YAML document; a configuration file has exactly one"
+                           : ": this text is after the end of the YAML document"));
       return false;
     }
     const YAML::Node document = YAML::Load(std::string(text));

@@ -269,11 +269,11 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
   QUIRE_ASSIGN_OR_RETURN(const Texts query, ReadTexts(body, {"query"}));
   if (query.texts.size() != 1) return BadField(*body.Find("query"), "must be one text");
-  QUIRE_ASSIGN_OR_RETURN(Texts given, ReadTexts(body, {"documents"}));
-  std::vector<std::string>& documents = given.texts;
-  std::int32_t most = std::numeric_limits<std::int32_t>::max();
-  QUIRE_RETURN_IF_ERROR(body.Int32("top_n", [&](std::int32_t v) { most = v; }));
-  if (most < 1) return BadField(*body.Find("top_n"), "must be above 0");
+  QUIRE_ASSIGN_OR_RETURN(Texts document_texts, ReadTexts(body, {"documents"}));
+  std::vector<std::string>& documents = document_texts.texts;
+  std::int32_t top_n = std::numeric_limits<std::int32_t>::max();
+  QUIRE_RETURN_IF_ERROR(body.Int32("top_n", [&](std::int32_t v) { top_n = v; }));
+  if (top_n < 1) return BadField(*body.Find("top_n"), "must be above 0");
   bool returns_documents = true;
   QUIRE_RETURN_IF_ERROR(body.Bool("return_documents", [&](bool v) { returns_documents = v; }));
   std::vector<TextPair> pairs;
@@ -281,15 +281,15 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
     pairs.push_back({.query = query.texts.front(),
                      .document = documents[i],
                      .query_field = query.fields.front(),
-                     .document_field = given.fields[i]});
+                     .document_field = document_texts.fields[i]});
   }
   EvaluationPlan plan;
   QUIRE_ASSIGN_OR_RETURN(plan.items, ToPairItems(served, pairs));
   if (!returns_documents) documents.clear();
-  plan.answer = [&served, id = context.request_id, most, documents = std::move(documents)](
+  plan.answer = [&served, id = context.request_id, top_n, documents = std::move(documents)](
                     std::vector<EvaluationResult> results) -> absl::StatusOr<std::string> {
     ordered_json list = RankDocuments(ComputePairScores(served, results),
-                                      static_cast<std::size_t>(most), documents);
+                                      static_cast<std::size_t>(top_n), documents);
     return JsonText(ordered_json{{"id", absl::StrCat("rerank-", id)},
                                  {"model", served.id()},
                                  {"usage", UsageObject(SumUsage(results).prompt_tokens)},

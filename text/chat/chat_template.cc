@@ -470,11 +470,11 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
   }
   ConversionContext context{
       .literal = literal, .traits = traits, .budget = jinja::JsonBudget(options_.json_limits)};
-  absl::StatusOr<jinja::Variables> given =
+  absl::StatusOr<jinja::Variables> template_vars =
       ReadVariables(chat.template_vars_json, literal, &context.budget);
-  if (!given.ok()) return WithFieldName("chat.template_vars", given.status());
+  if (!template_vars.ok()) return WithFieldName("chat.template_vars", template_vars.status());
   variables.emplace_back("documents", Value::None());
-  for (auto& [name, value] : *given) {
+  for (auto& [name, value] : *template_vars) {
     if (name == "messages" || name == "tools" || name == "add_generation_prompt") {
       return absl::InvalidArgumentError(absl::StrCat("chat.template_vars must not set ", name,
                                                      "; use the separate field of that name"));
@@ -482,14 +482,14 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     variables.emplace_back(name, std::move(value));
   }
   std::vector<Value> messages;
-  std::optional<ChatMessage> marked;
+  std::optional<ChatMessage> marked_message;
   if (ContinuesFinalMessage(chat)) {
-    QUIRE_ASSIGN_OR_RETURN(marked, MarkFinalMessage(chat));
+    QUIRE_ASSIGN_OR_RETURN(marked_message, MarkFinalMessage(chat));
   }
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
-    const bool is_marked = marked && i + 1 == chat.messages.size();
-    QUIRE_ASSIGN_OR_RETURN(Value message,
-                           MessageValue(is_marked ? *marked : chat.messages[i], i, context));
+    const bool is_continued = marked_message && i + 1 == chat.messages.size();
+    QUIRE_ASSIGN_OR_RETURN(
+        Value message, MessageValue(is_continued ? *marked_message : chat.messages[i], i, context));
     messages.push_back(std::move(message));
   }
   QUIRE_ASSIGN_OR_RETURN(Value message_list, jinja::MakeList(std::move(messages)));

@@ -59,14 +59,14 @@ absl::Status Bpe::ReadVocabulary(const formats::JsonValue& config) {
   QUIRE_RETURN_IF_ERROR(vocabulary.CheckObject());
   if (vocabulary.size() == 0) return vocabulary.Error("has no tokens");
   ids_.reserve(vocabulary.size());
-  absl::flat_hash_set<std::int32_t> taken;
-  taken.reserve(vocabulary.size());
+  absl::flat_hash_set<std::int32_t> used_ids;
+  used_ids.reserve(vocabulary.size());
   for (const auto& [token, value] : vocabulary.raw().items()) {
     const auto path = [&, &name = token] { return vocabulary.PathOf(name); };
     absl::StatusOr<std::int64_t> id = formats::JsonValue(value, "").AsInteger(0, kMaxTokenIds - 1);
     if (!id.ok()) return formats::JsonValue(value, path()).AsInteger(0, kMaxTokenIds - 1).status();
     ids_.emplace(token, static_cast<std::int32_t>(*id));
-    if (!taken.insert(static_cast<std::int32_t>(*id)).second) {
+    if (!used_ids.insert(static_cast<std::int32_t>(*id)).second) {
       return absl::InvalidArgumentError(absl::StrCat(
           path(), " is ", *id, ", which is already used by another token; ids must be unique"));
     }

@@ -26,14 +26,14 @@ bool ObjectCallEnd::CannotBecomeCall(absl::string_view call) const {
 bool XmlCallEnd::Push(absl::string_view call) {
   has_function_ |= absl::EndsWith(call, format_->call_begin[1]);
   has_parameter_ |= absl::EndsWith(call, "<parameter=");
-  const bool is_marked = absl::StartsWith(call, format_->call_begin[0]);
-  if (is_marked) {
+  const bool has_begin_marker = absl::StartsWith(call, format_->call_begin[0]);
+  if (has_begin_marker) {
     if (!absl::ConsumeSuffix(&call, format_->call_end)) return false;
     if (!has_function_) return true;  // complete, but not a valid call
     call = absl::StripTrailingAsciiWhitespace(call);
   }
   if (!absl::ConsumeSuffix(&call, kEndFunction)) return false;
-  return is_marked || !has_parameter_ ||
+  return has_begin_marker || !has_parameter_ ||
          absl::EndsWith(absl::StripTrailingAsciiWhitespace(call), "</parameter>");
 }
 

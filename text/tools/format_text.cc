@@ -19,13 +19,13 @@ bool IsPartOfAnyMarker(absl::string_view token, std::initializer_list<absl::stri
 }  // namespace
 
 bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
-                    std::optional<absl::string_view> continued) {
+                    std::optional<absl::string_view> continued_content) {
   if (format.reasoning_begin.empty()) return false;
   absl::string_view message;
-  if (continued.has_value()) {
+  if (continued_content.has_value()) {
     // Templates render the content of the continued message unchanged, or without the surrounding
     // white space.
-    message = absl::StripLeadingAsciiWhitespace(*continued);
+    message = absl::StripLeadingAsciiWhitespace(*continued_content);
     if (!absl::EndsWith(prompt, message)) message = absl::StripAsciiWhitespace(message);
     if (!absl::ConsumeSuffix(&prompt, message)) message = {};
   }
@@ -36,10 +36,10 @@ bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
 }
 
 bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
-                      std::optional<absl::string_view> continued) {
+                      std::optional<absl::string_view> continued_content) {
   if (format.reasoning_begin.empty()) return false;
-  if (continued.has_value() && !absl::StripAsciiWhitespace(*continued).empty()) {
-    return !OpensReasoning(format, prompt, continued);
+  if (continued_content.has_value() && !absl::StripAsciiWhitespace(*continued_content).empty()) {
+    return !OpensReasoning(format, prompt, continued_content);
   }
   return absl::EndsWith(absl::StripTrailingAsciiWhitespace(prompt), format.reasoning_end);
 }

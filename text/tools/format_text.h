@@ -14,17 +14,17 @@
 namespace quire::text {
 
 // Returns true if the prompt ends with the opening marker of a reasoning section. The output then
-// starts inside the section. `continued` is the content of a final message that the model
-// continues. With `continued`, returns whether a section is still open at the end of this content.
-// The section may begin in the content or just before it. Markers in other messages are ignored.
+// starts inside the section. `continued_content` is the content of a final message that the model
+// continues. If it is set, returns whether a section is open at the end of this content. The
+// section may begin in the content or just before it. Markers in other messages are ignored.
 bool OpensReasoning(const ToolFormat& format, absl::string_view prompt,
-                    std::optional<absl::string_view> continued);
+                    std::optional<absl::string_view> continued_content);
 
 // Returns true if the output cannot contain a reasoning section. This is the case if the prompt
 // ends inside a continued message but outside its reasoning, or with a closed section. Templates
 // write a closed section to disable reasoning.
 bool IsAfterReasoning(const ToolFormat& format, absl::string_view prompt,
-                      std::optional<absl::string_view> continued);
+                      std::optional<absl::string_view> continued_content);
 
 // Returns whether the model reasons: the source of its chat template contains a marker of reasoning
 // sections, or the format has only reasoning.

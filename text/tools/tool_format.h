@@ -46,13 +46,13 @@ struct CallWriting {
   bool is_single = false;              // a call ends the output
   // For formats whose arguments are not JSON: each argument is key_begin, key, value_begin, value,
   // value_end and a newline. A string is written as it is; another value is JSON followed by
-  // value_space. Values must not contain never_in_value, because it would end them.
+  // value_space. Values must not contain forbidden_in_value, because it would end them.
   absl::string_view key_begin = {}, value_begin = {}, value_space = {}, value_end = {};
-  absl::string_view never_in_value = {};
+  absl::string_view forbidden_in_value = {};
   // For formats without reasoning_begin in ToolFormat: the markers of reasoning, and other texts
   // that would end the reasoning.
   absl::string_view reasoning_begin = {}, reasoning_end = {};
-  std::array<absl::string_view, 3> never_in_reasoning = {};
+  std::array<absl::string_view, 3> forbidden_in_reasoning = {};
 };
 
 struct ToolFormat {

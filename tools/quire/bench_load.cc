@@ -120,9 +120,9 @@ LoadRequest Workload::Request(std::int64_t number) const {
     const std::int64_t length = SampleLength(options_.input, random);
     request.output_tokens = SampleLength(options_.output, random);
     if (options_.prefix_tokens > 0 && Fraction(random) < options_.prefix_share) {
-      const auto which =
+      const auto prefix =
           std::uniform_int_distribution<std::int64_t>(0, options_.prefix_count - 1)(random);
-      AppendTokens(kPrefixStream + static_cast<std::uint64_t>(which),
+      AppendTokens(kPrefixStream + static_cast<std::uint64_t>(prefix),
                    std::min(options_.prefix_tokens, length - 1), &request.prompt);
     }
     AppendTokens(kRequestStream + stream, length - static_cast<std::int64_t>(request.prompt.size()),

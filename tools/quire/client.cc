@@ -195,8 +195,8 @@ CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::st
     absl::StatusOr<std::string> contents = ReadInput(path);
     if (!contents.ok()) return std::string(contents.status().message());
     if (contents->empty()) return path + " is empty";
-    const absl::Status taken = take(*std::move(contents));
-    return taken.ok() ? std::string() : absl::StrCat(path, ": ", taken.message());
+    const absl::Status status = take(*std::move(contents));
+    return status.ok() ? std::string() : absl::StrCat(path, ": ", status.message());
   };
   return app
       ->add_option_function<std::string>(

@@ -37,8 +37,8 @@ class Parts {
   std::vector<std::string> parts_;
 };
 
-std::string Count(std::int64_t count, absl::string_view thing) {
-  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
+std::string Count(std::int64_t count, absl::string_view noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
 }
 
 absl::string_view NormName(const NormSpec& norm) {

@@ -302,15 +302,16 @@ Result FormatFilter(Runtime& runtime, const Value& value, const Arguments& argum
         "can't handle positional and keyword arguments at the same time");
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string format, PrintAsText(runtime, value));
-  QUIRE_ASSIGN_OR_RETURN(Value given, MakeSequence(SequenceKind::kTuple, arguments.positional));
+  QUIRE_ASSIGN_OR_RETURN(Value format_arguments,
+                         MakeSequence(SequenceKind::kTuple, arguments.positional));
   if (!arguments.named.empty()) {
     MapBuilder names;
     for (const auto& [name, argument] : arguments.named) {
       QUIRE_RETURN_IF_ERROR(names.Set(name, argument));
     }
-    given = std::move(names).Build();
+    format_arguments = std::move(names).Build();
   }
-  QUIRE_ASSIGN_OR_RETURN(std::string text, FormatPercent(format, given, runtime));
+  QUIRE_ASSIGN_OR_RETURN(std::string text, FormatPercent(format, format_arguments, runtime));
   return Value::String(std::move(text));
 }
 

@@ -174,12 +174,12 @@ std::string GroupDigits(absl::string_view digits, std::int64_t min_width, const 
     is_first = false;
     const std::int64_t count =
         std::min(group, std::max<std::int64_t>({remaining, min_width, std::int64_t{1}}));
-    const std::int64_t taken = std::min(remaining, count);
-    for (std::int64_t i = 0; i < taken; ++i) {
+    const std::int64_t num_digits = std::min(remaining, count);
+    for (std::int64_t i = 0; i < num_digits; ++i) {
       reversed += digits[static_cast<std::size_t>(remaining - 1 - i)];
     }
-    reversed.append(static_cast<std::size_t>(count - taken), '0');
-    remaining -= taken;
+    reversed.append(static_cast<std::size_t>(count - num_digits), '0');
+    remaining -= num_digits;
     min_width -= count + 1;
   } while (remaining > 0 || min_width + 1 > 0);
   std::reverse(reversed.begin(), reversed.end());
