@@ -21,10 +21,9 @@ namespace quire::runtime {
 // Maximum number of rows of a step that runs as a graph.
 inline constexpr std::uint32_t kMaxGraphRows = 256;
 
-// Returns the number of rows of the captured graph that runs a step of `num_rows` rows: the
-// smallest of 1, 2, 4, 8, 16, 24, ..., 64, 80, ..., 128, 160, ..., 256 that is >= num_rows. These
-// are only 19 sizes, because all graphs are captured at start. A graph has as many tiles of 64 rows
-// as the step, so padding adds no tiles to large products.
+// Returns the smallest graph size >= num_rows, in rows. The sizes are 1, 2, 4, 8, 16, 24, ..., 64,
+// 80, ..., 128, 160, ..., 256. There are only 19, because all graphs are captured at start. A graph
+// has as many tiles of 64 rows as the step, so padding adds no tiles to large products.
 constexpr std::uint32_t GraphBucket(std::uint32_t num_rows) {
   if (num_rows <= 2) return num_rows;
   if (num_rows <= 4) return 4;

@@ -42,9 +42,9 @@ struct StepPadding {
 // are uploaded only where they changed since the last step.
 //
 // Place:      part of CudaRunner.
-// Invariants: after Upload, the table rows of the step's sequences are the same on the device as on
-//             the host, including columns without a page. mirror_ equals the device's tables,
-//             except after Forget, when its entries match no page.
+// Invariants: after Upload, the table rows of the step's sequences on the device equal those on the
+//             host, including columns without a page. mirror_ equals the device's tables. After
+//             Forget, its entries match no page.
 // Threads:    the engine thread.
 // Lifetime:   backend and buffers must outlive it. A pinned buffer may be reused when the step that
 //             used it has completed.

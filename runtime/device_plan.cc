@@ -38,9 +38,9 @@ cache::PageDemand PageDemandFor(const RuntimeOptions& options, const models::Lay
   return {options.pool.page_size, models::CacheGroupsOf(layers), options.steps.max_overlap_tokens};
 }
 
-// Returns the maximum number of blocks of an automatic pool: the null page, and the pages of the
-// whole histories of `max_rows` sequences of this context, including pages that windows release.
-// More pages would only cache more prefixes.
+// Returns the maximum number of blocks of an automatic pool. It holds the null page and the whole
+// histories of `max_rows` sequences of this context, including pages that windows release. More
+// pages would only cache more prefixes.
 std::int64_t UsefulBlocks(std::uint32_t max_rows, const cache::PageDemand& demand,
                           std::int32_t context_tokens) {
   const auto pages =

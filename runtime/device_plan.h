@@ -77,11 +77,11 @@ struct CpuPool {
 absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models::ModelSpec& spec,
                                     std::int64_t free_bytes);
 
-// Plans the CPU with the pages of kv_cache.capacity_bytes. If that key is not set, the plan has
-// only the null page and one more, because the daemon sizes the pool after it has loaded the
-// weights. `free_bytes` is the free memory before that. Returns INVALID_ARGUMENT in the same cases
-// as PlanDevice. For a model with recurrent layers also returns the errors of PlanCpuPool, unless
-// the weights alone exceed the free memory.
+// Plans the CPU with the pages of kv_cache.capacity_bytes. Without that key, the plan has the null
+// page and one more page, because the daemon sizes the pool after loading the weights. `free_bytes`
+// is the free memory before loading. Returns INVALID_ARGUMENT in the same cases as PlanDevice. For
+// a model with recurrent layers also returns the errors of PlanCpuPool, unless the weights alone
+// exceed the free memory.
 absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files,
                                 std::int64_t free_bytes);
 
@@ -89,7 +89,7 @@ absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::Mo
 // "pinned" and "prefix_index". Without recurrent layers there are no "states".
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
 
-// Returns the options of a runner on either device. The caller sets those that depend on the
+// Returns the options of a runner on either device. The caller sets the options that depend on the
 // tokenizer, the state slots, or a GPU.
 RunnerOptions RunnerOptionsFor(const RuntimeOptions& options, std::int32_t context_tokens);
 

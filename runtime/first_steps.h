@@ -44,8 +44,8 @@ absl::Status RunOneToken(const FirstSteps& steps);
 // Compares steps as described above and appends the comparisons to `checks`, whether they passed,
 // failed or were skipped. Returns errors of the runner and the cache. Their messages begin with
 // "steps" and the shape of the comparison. Skips all comparisons if the model has no head, or if a
-// step or a sequence is limited to fewer than four tokens. Skips those with two sequences if
-// max_rows is 1 or the pages of two sequences do not fit.
+// step or a sequence is limited to fewer than four tokens. Skips the comparisons of two sequences
+// if max_rows is 1 or the pages of two sequences do not fit.
 absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks);
 
 }  // namespace quire::runtime

@@ -59,8 +59,8 @@ std::int64_t MaxNumBlocks(const models::ModelSpec& spec, const cache::KvGeometry
 absl::StatusOr<std::uint32_t> NumBlocksForBytes(const cache::KvGeometry& geometry,
                                                 std::int64_t bytes);
 
-// Returns the maximum number of pages that fit into `bytes` of host memory together with the prefix
-// index of a cache manager with these options. options.geometry.num_blocks is ignored.
+// Returns the maximum number of pages that fit into `bytes` of host memory together with their
+// prefix index. Ignores options.geometry.num_blocks.
 absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions options,
                                                  std::int64_t bytes);
 

@@ -28,8 +28,8 @@ Model::~Model() = default;
 
 namespace {
 
-// Selects one of the two tables of a longrope model for its lifetime. Cached keys would be invalid
-// if each forward pass selected its own table.
+// Selects one of the two tables of a longrope model for its lifetime, because keys that were cached
+// with one table are invalid with the other.
 void ChooseLongrope(std::uint32_t max_context_tokens, models::ModelConfig* config) {
   if (config->rope.kind != models::RopeKind::kLongrope) return;
   const std::uint32_t context =

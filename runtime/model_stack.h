@@ -56,9 +56,9 @@ struct MemoryUse {
 class ModelStack {
  public:
   // `files` are the files of options.model.path. options.steps must have been computed for
-  // `device`. Errors name either the file, or the key with its value and its limit. On a GPU they
-  // include those of the self-check. If `checks` is not null, it receives the comparisons of the
-  // self-check, also if one failed.
+  // `device`. Errors name either the file, or the key with its value and its limit. On a GPU, Build
+  // also returns the errors of the self-check. If `checks` is not null, it receives the comparisons
+  // of the self-check, also if one failed.
   static absl::StatusOr<std::unique_ptr<ModelStack>> Build(
       const RuntimeOptions& options, const formats::ModelFiles& files,
       std::unique_ptr<ComputeDevice> device, std::vector<kernels::KernelCheck>* checks = nullptr);

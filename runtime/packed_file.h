@@ -9,10 +9,10 @@
 //   a checksum of all the above       u64
 //   sections                          in order, each at a multiple of 4096 bytes
 //
-// The reader knows the text that it expects. It compares the file's text with it instead of parsing
-// it. An error quotes the first line that differs. Sections are read into memory of the process
-// instead of mapped, because every byte is read for its checksum anyway and the memory can use huge
-// pages. In addition, no other process can change or truncate the weights of a running model.
+// The reader compares the text with the expected text instead of parsing it. An error quotes the
+// first line that differs. Sections are read instead of mapped, because every byte is needed for
+// its checksum anyway, and the memory can use huge pages. In addition, no other process can change
+// or truncate the weights of a running model.
 //
 // Place:      used by LoadModel around Weights.
 // Invariants: a file with its final name is complete, because it is written under another name,

@@ -24,8 +24,8 @@
 
 namespace quire::runtime {
 
-// Rows whose indices are equal modulo kPatterns are equal, so that one row computed alone is the
-// reference of many. kPatterns is prime, so rows that are a tile apart differ.
+// Row i equals row i % kPatterns, so that one row computed alone is the reference of many.
+// kPatterns is prime, so rows that are a tile apart differ.
 inline constexpr std::uint32_t kPatterns = 7;
 
 class SelfCheckContext {

@@ -55,7 +55,7 @@ absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, 
   return absl::OkStatus();
 }
 
-// Returns `rows` rows. Rows whose indices are equal modulo kPatterns are equal.
+// Returns `rows` rows, of which row i equals row i % kPatterns.
 std::vector<float> RepeatedRows(std::uint32_t rows, std::uint32_t columns, std::uint64_t seed) {
   const std::vector<float> patterns = RandomValues(std::size_t{kPatterns} * columns, seed);
   std::vector<float> values;
@@ -227,8 +227,8 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
                      [&] { return kernels::GatedProduct(*context->params().backend, params); });
 }
 
-// Returns the samples of the check. `greedy_only` is set if the CPU has no fused multiply-add: its
-// probabilities then have other bits than those of the GPU, so only greedy tokens are compared.
+// Returns the samples of the check. `greedy_only` is set if the CPU has no fused multiply-add. Its
+// probabilities then differ from the GPU's in some bits, so only a greedy token is compared.
 std::vector<kernels::SamplingRow> SamplesOf(const SelfCheckParams& params, bool greedy_only) {
   const auto vocab = static_cast<std::int32_t>(params.spec->vocab_size);
   static const kernels::TokenCount history[] = {{0, 2}, {1, 0}};

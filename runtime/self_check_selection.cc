@@ -1,5 +1,5 @@
-// The part of the self-check that compares the ops of a learned selection with the CPU. It uses
-// pages of its own in the memory of the check. Their ids descend along the sequence.
+// The part of the self-check that compares the ops of a learned selection with the CPU. Its pages
+// are in the memory of the check. Their ids descend along the sequence.
 
 #include <algorithm>
 #include <cstring>

@@ -26,8 +26,8 @@ inline constexpr int kExitEngine = 70;
 inline constexpr int kExitDevice = 71;
 inline constexpr int kExitConfig = 78;
 
-// Returns the exit code after an error of the start or the engine: that of a device that failed or
-// was lost, of an internal error, or of a refused start.
+// Returns the exit code for an error of the start or the engine: kExitDevice if the device failed
+// or was lost, kExitEngine for an internal error, else kExitConfig.
 int ExitCodeOf(const absl::Status& status);
 
 class Daemon {

@@ -17,8 +17,8 @@ namespace quire::server {
 namespace {
 
 // Descriptors reserved for other uses: model files, logs, probes, preallocation
-// (watched_descriptors.h), and gRPC connections that do not count against max_connections, namely
-// lingering ones and self-checks (grpc_acceptor.h).
+// (watched_descriptors.h), and the gRPC connections that max_connections does not count (lingering
+// ones and self-checks, grpc_acceptor.h).
 constexpr std::int64_t kOtherDescriptors = 512;
 constexpr std::int64_t kDescriptorsPerConnection = 3;  // the client's socket and a socket pair
 constexpr std::int64_t kMinGrpcConnections = 16;

@@ -4,7 +4,7 @@
 //
 // Place:      built by the daemon once.
 // Invariants: members are declared in dependency order, so that destruction is safe.
-// Threads:    one thread calls Build. The members of the returned object have their own rules.
+// Threads:    one thread calls Build. The members of the returned object document their rules.
 // Lifetime:   `metrics` and `clock` outlive it.
 
 #include <memory>
@@ -55,15 +55,15 @@ class EngineStack {
   std::unique_ptr<ServedModel> served_;
 };
 
-// Implements the part of --validate that concerns the device and the model. Runs CheckCpu, checks
-// that this build supports the device, that the files of the model parse, and that weights and KV
-// pool fit into memory. Compiles preloaded constraints. Loads no weights. Appends one message per
-// error to `errors`. REQUIRES: the process has not started other threads.
+// Implements the part of --validate that concerns the device and the model. Runs CheckCpu. Checks
+// that this build supports the device, that the model's files can be parsed, and that weights and
+// KV pool fit into memory. Compiles preloaded constraints. Loads no weights. Appends one message
+// per error to `errors`. REQUIRES: the process has not started other threads.
 void ValidateModel(const DaemonOptions& options, std::vector<std::string>* errors);
 
 // Implements the part of --self-check that concerns a GPU: loads the model and compares the kernels
 // with their references. `checks` receives the results of all comparisons, even if one fails.
-// Errors are those of Build. REQUIRES: ChooseDevice returns kCuda.
+// Returns the errors of Build. REQUIRES: ChooseDevice returns kCuda.
 absl::Status CheckGpuKernels(const DaemonOptions& options, const runtime::CpuCheck& cpu_check,
                              std::vector<kernels::KernelCheck>* checks);
 

@@ -28,8 +28,8 @@ void LimitFreeHeapTops();
 // without an allocated block. After a load peak, many pages still contain one small block, such as
 // a header of a connection. Freeing these blocks hardly changes the bytes in use, but frees the
 // pages. Therefore a trim happens if unused memory rose by 4 MiB above its minimum since the last
-// trim. It also happens, at most every 15 s, if the bytes in use fell by 64 KiB from their peak
-// since the last trim. malloc_trim locks one arena at a time, so other threads may wait.
+// trim. A trim also happens if the bytes in use fell by 64 KiB from their peak since then, but at
+// most every 15 s. malloc_trim locks one arena at a time, so other threads may wait.
 class MemoryTrimmer {
  public:
   // Call periodically. Checks every few seconds whether a trim is due. A trim takes milliseconds.

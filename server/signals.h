@@ -6,9 +6,9 @@
 //             blocked signals.
 // Invariants: these signals are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
 //             SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. All other signals keep their
-//             default action, such as SIGQUIT, SIGXCPU, the signals of faults and those of job
-//             control. Handlers run one at a time on the signal thread and may call any function.
-//             The second SIGTERM or SIGINT exits without waiting for a lock or the log.
+//             default action, such as SIGQUIT, SIGXCPU, fault signals and job-control signals.
+//             Handlers run one at a time on the signal thread and may call any function. The second
+//             SIGTERM or SIGINT exits without waiting for a lock or the log.
 // Threads:    the handlers run on the signal thread.
 // Lifetime:   objects that the handlers use outlive it.
 

@@ -33,9 +33,9 @@ class Detokenizer {
               std::function<bool(absl::string_view)> shows_special = {});
 
   // Returns the state after the text of `prompt`. If the prompt ends inside a character, the state
-  // keeps the bytes of that character, and the tokens that complete the character emit all of it.
-  // If the next tokens do not complete the character, they emit no U+FFFD for it, because that
-  // U+FFFD belongs to the prompt's text.
+  // keeps the bytes of that character. The tokens that complete the character emit all of it. If
+  // the next tokens do not complete the character, they emit no U+FFFD for it, because that U+FFFD
+  // belongs to the prompt's text.
   static DetokenizerState StateAfter(const Tokenizer& tokenizer, bool skip_special_tokens,
                                      std::span<const std::int32_t> prompt);
   // Returns a state in which every token emits Tokenizer::TokenBytes, independent of its position.

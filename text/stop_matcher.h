@@ -64,8 +64,8 @@ class StopMatcher {
 
   // Appends to `out` the text that can no longer become part of a stop string. If `may_stop` is
   // false, matches that end in `text` are ignored. On a match, returns the index of the stop
-  // string; the emitted text then ends before the stop string, or after it if `include_stop_text`
-  // is set. Must not be called after a match.
+  // string. The emitted text then ends before the stop string, or after it if `include_stop_text`
+  // is set. REQUIRES: no match so far.
   std::optional<std::int32_t> Push(absl::string_view text, bool may_stop, bool include_stop_text,
                                    std::string* out);
   // Appends the buffered text to `out`.

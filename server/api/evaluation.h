@@ -34,12 +34,12 @@ namespace quire::server {
 
 struct EvaluationItem {
   engine::Request request;  // task, prompt and output; Start sets the other fields
-  // The index of an earlier item whose prompt has a common prefix with the prompt of this item.
-  // This item starts when the earlier one has ended.
+  // The index of an earlier item whose prompt shares a prefix with this item's prompt. This item
+  // starts when the earlier one has ended.
   std::optional<std::size_t> after = {};
-  // If true, the ScorePrompt of this item has no context of its own and receives the context tokens
-  // of the item `after`, so that the context is tokenized only once. REQUIRES: the item `after` is
-  // a score that echoes its prompt ids.
+  // If true, the ScorePrompt of this item has no context. It receives the context tokens of the
+  // item `after`, so that the context is tokenized only once. REQUIRES: the item `after` is a score
+  // that echoes its prompt ids.
   bool copies_context = false;
   // The name of the item in the client's request ("documents[3]"), for error messages; empty: no
   // name.

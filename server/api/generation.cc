@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Generation>> Generation::Start(const HandlerConte
   AccessRecord& record = generation->record_;
   SetOutcome(status, &record);
   record.duration = context.clock->Now() - call.accept_time;
-  // The engine counts its own refusals.
+  // The engine counts the requests that it refuses.
   if (!translated) context.probe->CountRefused(*record.reason);
   EndRecord(context, record);
   return status;

@@ -7,8 +7,9 @@
 //             Does not depend on any transport.
 // Invariants: a wire error always has a reason. If a status has none, the codes INVALID_ARGUMENT,
 //             UNIMPLEMENTED, DEADLINE_EXCEEDED and CANCELLED determine one. Any other status
-//             without a reason, and one with a reason whose code is INTERNAL, is an internal bug.
-//             It becomes INTERNAL / ENGINE_ERROR with an incident id, and its text is only logged.
+//             without a reason is an internal bug, and so is a status whose reason has the code
+//             INTERNAL. Both become INTERNAL / ENGINE_ERROR with an incident id, and their text is
+//             only logged.
 // Threads:    any.
 
 #include <optional>

@@ -33,8 +33,8 @@ using google::protobuf::Message;
 constexpr std::size_t kMaxErrors = 50;
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr absl::string_view kPrefix = "QUIRE__";
-// A variable that begins with kShortPrefix but not with kPrefix is an error if it also contains
-// "__", because its author has probably misspelled kPrefix.
+// A variable with kShortPrefix and "__" but without kPrefix is an error. Its author has probably
+// misspelled kPrefix.
 constexpr absl::string_view kShortPrefix = "QUIRE_";
 
 // Returns true if a profile is given by the path of its file instead of by a name.
@@ -260,7 +260,8 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
   const Origins default_origins = result->origins_;
   bool is_complete = ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
 
-  // The layers that name the profile have priority over it, so they are applied again after it.
+  // The layers that name the profile have priority over it, so they are applied again after the
+  // profile.
   const std::string profile = result->config_->profile();
   if (is_complete && !profile.empty()) {
     errors->clear();  // applying the upper layers again reports the same errors again
@@ -270,8 +271,8 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
     is_complete &= ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
   }
   // If a file was not read completely, the rules between keys are not checked, because they would
-  // report false errors. A value that violates the rule of its own key was ignored, so the rules
-  // between keys are checked with the value of a lower layer instead.
+  // report false errors. An invalid value was ignored, so the rules between keys are checked with
+  // the value of a lower layer.
   if (is_complete) {
     ApplyPortOffset(sources.port_offset, result->config_.get(), &result->origins_, errors);
     ValidateConfig(*result->config_, result->origins_, errors);

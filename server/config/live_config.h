@@ -41,7 +41,7 @@
 
 namespace quire::server {
 
-// A key whose loaded value differs from the effective one.
+// A key whose loaded value differs from its effective value.
 struct ConfigChange {
   std::string path;       // "limits.max_queued_requests"
   std::string old_value;  // as YAML; "<redacted>" for secrets
@@ -82,9 +82,9 @@ class LiveConfig {
   // Options at the start of the process.
   const DaemonOptions& start_options() const { return start_options_; }
 
-  // Prepares and applies the current options now, and again on every reload, even if no key has
-  // changed, because files may have new contents. `files` returns the files that `prepare` reads.
-  // If the first Prepare fails, returns its error and does not subscribe.
+  // Prepares and applies the current options now and on every reload. A reload does so even if no
+  // key has changed, because files may have new contents. `files` returns the files that `prepare`
+  // reads. If the first Prepare fails, returns its error and does not subscribe.
   absl::Status Subscribe(std::string name, Prepare prepare, Files files = {});
 
   // Reloads the configuration. With `dry_run`, only reports the differences; otherwise logs and

@@ -5,9 +5,9 @@
 // (`file:line:column` for a file).
 //
 // Place:      between the layers of layered_config.h and scalar_value.h.
-// Invariants: an invalid value leaves its field unchanged, but a list whose entries are messages
-//             gets the valid values of the new list. Reading continues after an error, so that one
-//             run reports all errors.
+// Invariants: an invalid value leaves its field unchanged. A list of messages, however, gets the
+//             valid values of the new list. Reading continues after an error, so that one run
+//             reports all errors.
 // Threads:    any, on different messages.
 
 #include <map>

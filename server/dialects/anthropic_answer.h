@@ -7,9 +7,9 @@
 //   message_stop
 //
 // Place:      a writer of dialect_endpoints.cc; see AnswerWriter.
-// Invariants: a message that is not streamed has a thinking block, then a text block, then one
-//             tool_use block per call, each only if there is such output. A stream has blocks in
-//             the order in which they were generated; at most one is open.
+// Invariants: a message that is not streamed has a thinking block, a text block, and one tool_use
+//             block per call, in this order. Blocks without output are absent. A stream has blocks
+//             in the order in which they were generated; at most one is open.
 // Threads:    one thread at a time.
 // Source:     anthropic 2.14.0 (PyPI), types/message.py and types/raw_*_event.py.
 

@@ -6,10 +6,10 @@
 //   created, in_progress, {output_item.added, deltas, output_item.done}..., completed
 //
 // Place:      a writer of dialect_endpoints.cc; see AnswerWriter.
-// Invariants: an output that is not streamed has an item of reasoning, then one of text, then one
-//             per tool call, each only if there is such output. A stream has items in the order in
-//             which they were generated; at most one is open. An answer without output has an empty
-//             text. `sequence_number` counts the events from 0. The last event has the whole
+// Invariants: an output that is not streamed has a reasoning item, a text item, and one item per
+//             tool call, in this order. Empty items are absent, but an answer without output has an
+//             empty text. A stream has items in the order in which they were generated; at most one
+//             is open. `sequence_number` counts the events from 0. The last event has the whole
 //             output, which is kept until then.
 // Threads:    one thread at a time.
 // Source:     openai 3.54.0 (PyPI), types/responses/response*.py.

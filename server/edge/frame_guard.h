@@ -9,12 +9,12 @@
 // a flag and the length. It reports exceeded limits and never changes bytes.
 //
 // Place:      inside GuardedConnection, one for each connection.
-// Invariants: a stream is open from the client's first HEADERS until either side has reset it, the
-//             client has sent padded DATA on it, the server has ended it or TakeLateStreams has
-//             returned it. At most max_streams are open, and at most max_early_streams until the
-//             client acknowledges SETTINGS. unfinished_bytes() is the number of received bytes of
-//             incomplete messages, over all streams. After an error the caller closes the
-//             connection and passes no more bytes.
+// Invariants: the client's first HEADERS open a stream. A stream is closed when either side resets
+//             it, when the client sends padded DATA on it, when the server ends it, or when
+//             TakeLateStreams returns it. At most max_streams are open, and at most
+//             max_early_streams until the client acknowledges SETTINGS. unfinished_bytes() is the
+//             number of received bytes of incomplete messages, over all streams. After an error the
+//             caller closes the connection and passes no more bytes.
 // Threads:    one thread at a time.
 
 #include <array>

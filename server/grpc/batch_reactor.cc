@@ -314,8 +314,8 @@ void BatchReactor::ReadNext() {
   Pump();
 }
 
-// Cancels all items. The stream still waits until all have ended, so that no item is running when
-// the stream ends.
+// Cancels all items. The stream then waits for all items, so that no item is running when the
+// stream ends.
 void BatchReactor::Abandon() {
   std::vector<std::shared_ptr<Item>> items;
   {

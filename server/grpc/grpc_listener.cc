@@ -25,8 +25,9 @@
 namespace quire::server {
 namespace {
 
-// Maximum time from accept to the client's HTTP/2 preface, including TLS, and from the preface to
-// the client's SETTINGS. gRPC's default of two minutes lets silent connections pile up.
+// Maximum time from accept to the client's HTTP/2 preface, including TLS. Also the maximum time
+// from the preface to the client's SETTINGS. gRPC's default of two minutes lets silent connections
+// pile up.
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
 // Maximum time for one message to arrive. A message of 16 MiB then needs 280 KiB/s.
 constexpr absl::Duration kMessageTimeout = absl::Seconds(60);

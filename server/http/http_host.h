@@ -28,15 +28,15 @@ struct Authority {
   absl::string_view host;  // without brackets, not empty
   std::optional<int> port;
 };
-// Returns nothing unless `text` is a host and port of RFC 3986, section 3.2, with a non-empty host
-// (RFC 9110, section 4.2.1) and a port below 65536.
+// Parses a host and port of RFC 3986, section 3.2. Returns nullopt if the syntax is wrong, the host
+// is empty (RFC 9110, section 4.2.1), or the port exceeds 65535.
 std::optional<Authority> ParseAuthority(absl::string_view text);
 
 // Returns true if the header Host is absent or its host is a local name, with any port.
 bool IsHostLocal(const HttpRequest& request);
 
-// Returns true if `origin` is http or https, its port is `port`, and its host is a local name and
-// equals the host in the header Host of `request`.
+// Returns true if `origin` has the scheme http or https, the port `port`, and a local host name
+// that equals the host in the header Host of `request`.
 bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port);
 
 // Returns the 403 answer to a request whose header Host is not local.

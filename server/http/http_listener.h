@@ -3,9 +3,9 @@
 // The operators' HTTP listener. It answers GET and HEAD requests from memory, one per connection.
 //
 // Place:      the daemon creates it, with the handlers of ops_handlers.h and status_handlers.h.
-// Invariants: methods other than GET and HEAD are answered 405, unknown paths 404, and requests
-//             with a body 413 before the body is read. /livez, /readyz, /startupz and /metrics are
-//             answered even if all connections are in use.
+// Invariants: methods other than GET and HEAD get the status 405, unknown paths get 404, and
+//             requests with a body get 413 before the body is read. /livez, /readyz, /startupz and
+//             /metrics are answered even if all connections are in use.
 // Threads:    handlers run concurrently on the listener's own threads. A connection occupies no
 //             thread, so slow connections do not delay probes.
 // Lifetime:   objects that the handlers use outlive it.

@@ -15,10 +15,10 @@
 // waiting connections are closed without an answer. After a short pause the server accepts again.
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
-// Invariants: each of these steps of a connection has a deadline: the handshake, a head, the next
-//             bytes of a body, a whole body, a write, and the time between two requests. The time
-//             that a handler takes is not limited. If a handler throws an exception, only its own
-//             connection is closed.
+// Invariants: these steps of a connection have deadlines: the handshake, a head, the next bytes of
+//             a body, a whole body, a write, and the pause between two requests. Handlers have no
+//             deadline. If a handler throws an exception, only the connection of its request is
+//             closed.
 // Threads:    the server starts `num_threads` threads, which run the handlers (see HttpExchange).
 // Lifetime:   the destructor waits for all exchanges. Handlers must end their exchanges once the
 //             peer has gone.
@@ -53,9 +53,9 @@ struct HttpServerOptions {
   absl::Duration idle_time = absl::Seconds(60);          // between requests of a connection
   // Maximum time for the client to read one answer, or one write of a stream.
   std::function<absl::Duration()> write_time = [] { return absl::Seconds(30); };
-  // Called with the head of a request that has a body. If it returns an answer, the request is
-  // refused with that answer before its body is read, so that a client without permission uses no
-  // memory. The handler checks the whole request again. Null: all bodies are read.
+  // Called with the head of a request that has a body. If it returns an answer, the server sends
+  // this answer without reading the body, so that a client without permission uses no memory. The
+  // handler checks the whole request again. Null: all bodies are read.
   std::function<std::optional<HttpAnswer>(const HttpRequest& head)> check_before_body;
   // Returns true if the request is a health probe. A probe without a body is answered even on a
   // connection over the limit. Null: no request is a probe.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Checks the head of a request beyond the grammar that Beast's parser checks: the forms of the
-// request target, the header Host, and transfer and content codings (RFC 9110 and RFC 9112).
+// Checks what Beast's parser does not check in the head of a request: the request target, the
+// header Host, and transfer and content codings (RFC 9110 and RFC 9112).
 //
 // Place:   between Beast's parser and HttpRequest, called by HttpSession.
 // Threads: any; no state.

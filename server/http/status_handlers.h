@@ -10,9 +10,9 @@
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
 //             authentication it is served on loopback addresses only (403 elsewhere), and the
 //             header Host has to be local (http_host.h).
-// Threads:    any. At most one request at a time waits for the end of the current step, for at most
-//             a second, to read the state of the pages. Other requests meanwhile, and one that has
-//             waited for a second, are answered without `pages`.
+// Threads:    any. To read the state of the pages, a request waits up to one second for the end of
+//             the current step. After this second, and while another request waits, the answer
+//             lacks `pages`.
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>

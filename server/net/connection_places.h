@@ -6,10 +6,11 @@
 //
 // Place:      inside GrpcAcceptor and the ConnectionTable of HTTP, which own the connections. This
 //             class identifies connections by numbers.
-// Invariants: a connection that is not closing is counted once in total and once for its address.
-//             If it is idle or awaits bytes, it is in one eviction order of all connections and in
-//             one of its address. A closing connection is not counted, unless it changes to another
-//             phase again. Every operation takes time logarithmic in the number of connections.
+// Invariants: a connection that is not closing is counted once in total and once for its address. A
+//             connection that is idle or awaits bytes is in the eviction order of all connections
+//             and in the eviction order of its address. A closing connection is not counted, unless
+//             it changes to another phase again. Every operation takes time logarithmic in the
+//             number of connections.
 // Threads:    one thread at a time, under the owner's lock.
 
 #include <cstddef>

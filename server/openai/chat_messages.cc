@@ -114,8 +114,9 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   return ReadToolCalls(fields, message);
 }
 
-// Converts each older function_call to a tool call with an id, and the message of role `function`
-// that answers it to a message of role `tool`. Other messages of role `function` are not changed.
+// Converts each function_call, an older form, to a tool call with an id. Converts the message of
+// role `function` that answers it to a message of role `tool`. Other messages of role `function`
+// are not changed.
 void PairFunctionCalls(const JsonValue& messages, v1::ChatPrompt* chat) {
   std::string name, id;
   for (int i = 0; i < chat->messages_size(); ++i) {

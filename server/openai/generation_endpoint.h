@@ -1,7 +1,7 @@
 #pragma once
 
-// The endpoints that generate text, each with the format of one API: how its body is read, and how
-// its answer and its errors are written. All of them run as v1::GenerateRequests in OpenAiCall.
+// The endpoints that generate text. Each has functions that read the body and write the answer and
+// the errors in the format of one API. All of them run as v1::GenerateRequests in OpenAiCall.
 //
 // Place:   OpenAiService finds the endpoint of a path; server/dialects adds the endpoints of other
 //          APIs.

@@ -208,7 +208,7 @@ ordered_json ChatToken(const Token& token) {
 }
 
 // Returns one element of prompt_logprobs in vLLM's form, as JSON text. It is an object whose keys
-// are token ids, the prompt's own token first.
+// are token ids. The token of the prompt is the first.
 std::string PromptLogprob(const v1::TokenLogprob& token) {
   ordered_json entries = ordered_json::object();
   const auto add = [&entries](const auto& one, std::int32_t rank) {
@@ -346,8 +346,8 @@ struct OpenAiAnswer::Impl {
   std::vector<Choice> choices;
   ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
   bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
-  // Total size of the choices' `json` and of the prompts' `logprobs_json`. The latter counts once
-  // for each copy in the body.
+  // Total size of the choices' `json` and of the prompts' `logprobs_json`, with all copies of
+  // `logprobs_json` in the body.
   std::size_t buffered_bytes = 0;
 };
 

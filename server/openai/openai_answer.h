@@ -5,9 +5,9 @@
 //
 // Place:      pure conversion; see AnswerWriter.
 // Invariants: choice c of prompt p has the index p * choices + c. text_offset of a token is the
-//             number of code points that begin before the token in the choice's text, which
-//             includes the echoed prompt. A character made of several tokens begins in the first
-//             one. U+FFFD replaces invalid bytes.
+//             number of code points that begin before the token in the choice's text, including an
+//             echoed prompt. A character made of several tokens begins in the first one. U+FFFD
+//             replaces invalid bytes.
 // Threads:    one thread at a time.
 // Lifetime:   the objects that OpenAiTokens refers to outlive it.
 

@@ -6,11 +6,10 @@
 //
 // Place:      between the OpenAI-compatible listener and Generation. RequestTranslator checks
 //             ranges later.
-// Invariants: null fields count as absent. A field that is unknown, refused or of the wrong type is
-//             INVALID_ARGUMENT / BAD_PARAMETER whose metadata `field` is the field's name in the
-//             client's body (request_fields.h).
-//             Bodies are parsed by formats/json_value.h: valid UTF-8, no duplicate keys, within
-//             OpenAiLimits.
+// Invariants: null fields count as absent. An unknown or refused field, or a wrong type, is
+//             INVALID_ARGUMENT / BAD_PARAMETER. Its metadata `field` is the field's name in the
+//             client's body (request_fields.h). Bodies are parsed by formats/json_value.h: valid
+//             UTF-8, no duplicate keys, within OpenAiLimits.
 // Threads:    any.
 
 #include <cstdint>
@@ -60,7 +59,7 @@ struct OpenAiLimits {
 
 // Parses a body, which must be an object. Errors are BAD_PARAMETER with metadata `field` "body".
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const OpenAiLimits& limits);
-// Also checks the fields of the body, whose owner is `owner` (CheckFields).
+// Also checks the fields of the body against those of `owner` (CheckFields).
 absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
                                                 const OpenAiLimits& limits);
 

@@ -459,7 +459,7 @@ absl::Status CheckFields(const FieldTable& table, const JsonValue& object, std::
                          const UnknownFieldHandler& on_unknown) {
   for (const auto& [name, raw] : object.raw().get_ref<const nlohmann::json::object_t&>()) {
     if (raw.is_null()) continue;
-    // An empty name has no path of its own.
+    // An empty name would not be visible in the path.
     const JsonValue value(raw,
                           object.PathOf(name.empty() ? R"("")" : name.substr(0, kMaxNameBytes)));
     const RequestField* const field = table.Find(owner, name);

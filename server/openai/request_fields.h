@@ -7,9 +7,8 @@
 //   {"logprobs": true, "audio": {}}  -> "audio is not supported; the model writes text only"
 //
 // Place:      below the readers of bodies, which read only supported fields.
-// Invariants: every field has one of three outcomes. It is supported, or it is refused by name, or
-//             it has no meaning for this server and is accepted. docs/openai.md lists the table,
-//             and a test compares them.
+// Invariants: every field is supported, refused by name, or accepted without a meaning for this
+//             server. docs/openai.md lists the table, and a test compares the two.
 // Threads:    pure functions, except for the caller's handler of unknown fields.
 // Sources:    openai 3.54.0 (PyPI); vLLM, llama.cpp and Ollama at the commits named in
 //             tests/testdata/request_fields.json.
@@ -66,8 +65,8 @@ struct RequestField {
   absl::string_view name;
   std::uint32_t owners = 0;  // FieldOwner bits
   FieldOutcome outcome = FieldOutcome::kSupported;
-  // Supported fields: the owner of the members of the object in this field, or of each object in
-  // this list. 0: the reader checks the value.
+  // Supported fields: the owner of the members of this object, or of each object in this list. 0:
+  // the reader checks the value.
   std::uint32_t members = 0;
   // Supported fields: an object without this member is not checked.
   absl::string_view members_if = "";
@@ -114,7 +113,7 @@ class FieldTable {
   absl::flat_hash_map<absl::string_view, std::vector<const RequestField*>> by_name_;
 };
 
-// The fields of the bodies that FieldOwner lists. Other APIs have tables and owners of their own.
+// The fields of the bodies that FieldOwner lists. Other APIs have other tables and owners.
 std::span<const RequestField> RequestFields();
 
 // The fields of one body, which are the fields of `owner` in a table.
@@ -126,10 +125,10 @@ struct BodyFields {
 // Called with the path of an unknown field, if unknown fields are accepted.
 using UnknownFieldHandler = std::function<void(absl::string_view path)>;
 
-// Checks all members of `object`, and those of the objects in it that the table describes. Null
-// members count as absent. Unknown members are refused, or passed to `on_unknown` if it is set.
-// Errors are INVALID_ARGUMENT / BAD_PARAMETER with the metadata `field` and `param`, the path of
-// the member. REQUIRES: object.is_object().
+// Checks all members of `object` and of the objects in it that the table describes. Null members
+// count as absent. Unknown members are refused, or passed to `on_unknown` if it is set. Errors are
+// INVALID_ARGUMENT / BAD_PARAMETER with the metadata `field` and `param`, the path of the member.
+// REQUIRES: object.is_object().
 absl::Status CheckFields(const FieldTable& table, const formats::JsonValue& object,
                          std::uint32_t owner, const UnknownFieldHandler& on_unknown);
 absl::Status CheckFields(const formats::JsonValue& object, FieldOwner owner,

@@ -13,7 +13,7 @@
 //             sent. Further ones are dropped and counted. A batch that fails with a retryable code
 //             is sent again after growing pauses. A batch that fails otherwise is dropped and
 //             counted.
-// Threads:    Add is thread-safe. The exporter sends on a thread of its own.
+// Threads:    Add is thread-safe. The exporter has a thread that sends.
 // Lifetime:   the destructor tries for kLastExportTime to send the queued spans. The registry
 //             outlives it.
 

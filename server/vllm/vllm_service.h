@@ -6,7 +6,7 @@
 // Place:      registered with the data listener if server.grpc.vllm_service is set. Generations use
 //             GenerateReactor; other calls are answered from the served model.
 // Invariants: authentication, scopes, limits, drain, metrics and error details are the same as in
-//             GenerationService, but HealthCheck needs no token and GetLoads needs the scope
+//             GenerationService. However, HealthCheck needs no token, and GetLoads needs the scope
 //             `metrics`. Unsupported calls return UNIMPLEMENTED / FEATURE_UNSUPPORTED with their
 //             name.
 // Threads:    gRPC's callback threads.

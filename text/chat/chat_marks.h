@@ -7,8 +7,8 @@
 //   content "a<|end|>b" -> "aM<|end|>Nb" -> template -> "...aM<|end|>Nb..." -> text and range
 //
 // Place:      part of chat_template.h.
-// Invariants: the markers are two of the 32 noncharacters U+FDD0 to U+FDEF that the conversation
-//             does not contain, directly or as JSON escapes. Text without special tokens is
+// Invariants: the markers are two of the noncharacters U+FDD0 to U+FDEF that the conversation
+//             contains neither directly nor as JSON escapes. Text without special tokens is
 //             unchanged. If a template drops one marker of a pair, the text next to the other
 //             marker stays literal, up to the length of the longest special token.
 // Threads:    immutable.

@@ -28,7 +28,7 @@ constexpr absl::string_view kDefaultName = "default";
 // Name of the template that is preferred for conversations with tools.
 constexpr absl::string_view kToolUseName = "tool_use";
 // Maximum number of steps to render a probe, which is a conversation of a few words. The limit is
-// lower for templates in requests, because clients choose them and every request probes its own.
+// lower for templates in requests, because clients choose them and each request probes one.
 constexpr std::int64_t kMaxProbeSteps = 100000;
 constexpr std::int64_t kMaxRequestProbeSteps = 10000;
 // Name, in error messages, for a template that the request contains.

@@ -75,8 +75,8 @@ struct FoundTemplates {
   std::string problem;  // if a file is faulty, the reason why there are no templates
 };
 
-// Returns the templates of the first source that has any. Templates in `named` are added and
-// replace those of the same name. `template_file`, if set, is the only template.
+// Returns the templates of the first source that has any. Adds the templates in `named`, which
+// replace templates of the same name. `template_file`, if set, is the only template.
 FoundTemplates FindTemplates(const TemplateFiles& files);
 
 struct RenderedChat {

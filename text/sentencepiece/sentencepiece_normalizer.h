@@ -1,8 +1,8 @@
 #pragma once
 
-// The normalizer of a SentencePiece model. It applies the character map. As the settings of the
-// file require, it also removes extra spaces, adds a space in front of the text, and writes each
-// space as the sign U+2581.
+// The normalizer of a SentencePiece model. It applies the character map. Depending on the file's
+// settings, it also removes extra spaces, adds a space in front of the text, and replaces each
+// space by U+2581.
 //
 // Place:      a step of Normalizer, only for tokenizer.model. For the same map in tokenizer.json,
 //             PrecompiledMap::Apply is used, which gives different results.

@@ -5,9 +5,9 @@
 //
 // Place:      first stage of encoding (raw text), and again after the normalizer.
 // Invariants: matches are leftmost, then longest. A match that single_word rejects is consumed:
-//             shorter tokens inside it are not tried. A token that is in the vocabulary has its id
-//             there; the ids of other tokens follow the vocabulary in file order
-//             (kFollowVocabulary) or are given (kAsGiven).
+//             shorter tokens inside it are not tried. A token of the vocabulary keeps its id. The
+//             ids of other tokens follow the vocabulary in file order (kFollowVocabulary) or are in
+//             the file (kAsGiven).
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `tokenizer::added_vocabulary`.
 

@@ -40,9 +40,9 @@ struct GgufPipeline {
 
 // Error messages start with vocabulary.label and contain the key. Returns INVALID_ARGUMENT if there
 // are no tokens or too many, if two tokens are equal, or if a token is not UTF-8. Also returns it
-// for unknown token types, scores that are not finite, arrays whose length is not the number of
-// tokens, malformed merges, and ids without a token. An empty token is accepted and never encoded.
-// For an unsupported `model` or `pre`, returns UNIMPLEMENTED with the supported values.
+// for unknown token types, non-finite scores, arrays of a wrong length, malformed merges, and ids
+// without a token. An empty token is accepted and never encoded. For an unsupported `model` or
+// `pre`, returns UNIMPLEMENTED with the supported values.
 absl::StatusOr<GgufPipeline> BuildGgufPipeline(const GgufVocabulary& vocabulary);
 
 }  // namespace quire::text

@@ -42,9 +42,9 @@ struct GgufVocabulary {
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
 
-// Returns INVALID_ARGUMENT with the key if the key is missing, or if its value has a wrong type, is
-// not UTF-8, or is an id without a token. Returns UNIMPLEMENTED for unsupported keys that would
-// change ids.
+// Returns INVALID_ARGUMENT with the key if it is missing, or if its value has a wrong type, is not
+// UTF-8, or is an id without a token. Returns UNIMPLEMENTED for unsupported keys that would change
+// ids.
 absl::StatusOr<GgufVocabulary> ReadGgufVocabulary(const formats::GgufFile& file);
 
 }  // namespace quire::text

@@ -64,11 +64,11 @@ struct TokenizerOptions {
 
 class Tokenizer {
  public:
-  // Reads the first of tokenizer.json, tekken.json, tokenizer.model and tokenizer.tiktoken that
-  // exists, and tokenizer_config.json if present (flags, and the names of the BOS, EOS and padding
-  // tokens). Returns NOT_FOUND without a tokenizer file, UNIMPLEMENTED for unsupported kinds and
-  // components, by name, and INVALID_ARGUMENT with file and field (`model.merges[3]`) for malformed
-  // files.
+  // Reads the first file that exists of tokenizer.json, tekken.json, tokenizer.model and
+  // tokenizer.tiktoken. Also reads flags and the names of the BOS, EOS and padding tokens from
+  // tokenizer_config.json if present. Returns NOT_FOUND without a tokenizer file. Returns
+  // UNIMPLEMENTED with the name of an unsupported kind or component, and INVALID_ARGUMENT with file
+  // and field (`model.merges[3]`) for malformed files.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir,
                                                          const TokenizerOptions& options = {});
 
@@ -127,8 +127,8 @@ class Tokenizer {
   bool IsSpecial(std::int32_t id) const;
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // The ids of the tokens that tokenizer_config.json or the GGUF file names; nullopt if the file
-  // names no such token, or one that the tokenizer does not know.
+  // The ids of the tokens that tokenizer_config.json or the GGUF file names. nullopt if the file
+  // names no such token or an unknown token.
   std::optional<std::int32_t> bos_token_id() const;
   std::optional<std::int32_t> eos_token_id() const;
   std::optional<std::int32_t> pad_token_id() const;

@@ -21,8 +21,8 @@ bool ObjectCallEnd::CannotBecomeCall(absl::string_view call) const {
   return call.back() == '\n' || call.size() > format_->call_begin[0].size() + kMaxNameBytes;
 }
 
-// A value may contain the closing tags. The closing marker therefore only counts after the end of
-// the function, and the end of the function only counts after the end of a parameter.
+// A value may contain closing tags. Therefore the closing marker counts only after the end of the
+// function, which itself counts only after the end of a parameter.
 bool XmlCallEnd::Push(absl::string_view call) {
   has_function_ |= absl::EndsWith(call, format_->call_begin[1]);
   has_parameter_ |= absl::EndsWith(call, "<parameter=");

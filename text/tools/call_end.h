@@ -27,8 +27,8 @@ class ObjectCallEnd {
 
   // Processes the last byte of `call`. Returns true if it ends the call.
   bool Push(absl::string_view call);
-  // Returns whether `call` cannot become a call. In a format without a closing marker this is the
-  // case if the text before any JSON is too long for a name or has a newline.
+  // Returns whether `call` cannot become a call. Returns false if the format has a closing marker.
+  // Otherwise returns true if the text before any JSON is too long for a name or has a newline.
   bool CannotBecomeCall(absl::string_view call) const;
 
  private:
@@ -67,8 +67,8 @@ class KeyValueCallEnd {
 
 using CallEnd = std::variant<ObjectCallEnd, XmlCallEnd, KeyValueCallEnd>;
 
-// Returns an object that finds the end of a call that begins with `marker`. REQUIRES: the shape of
-// the format is one of those above.
+// Returns an object that finds the end of a call that begins with `marker`. REQUIRES: a class above
+// handles the shape of the format.
 CallEnd MakeCallEnd(const ToolFormat& format, absl::string_view marker);
 
 }  // namespace quire::text

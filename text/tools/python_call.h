@@ -4,8 +4,8 @@
 //
 // Place:      in the parser of pythonic tool calls.
 // Invariants: accepts strings with all kinds of quotes (and the escapes of Python's str), numbers,
-//             True, False, None, lists, tuples, and dictionaries with string keys, nested at most
-//             64 deep. Rejects expressions, prefixes other than r, positional arguments and
+//             True, False, None, lists, tuples, and dictionaries with string keys. Nesting is at
+//             most 64 deep. Rejects expressions, prefixes other than r, positional arguments and
 //             duplicate argument names.
 // Threads:    pure functions.
 

@@ -21,8 +21,8 @@ constexpr absl::string_view kNotSpaceClass =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff})"
     R"(\x{200b}-\x{2027}\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
-// Outside brackets, Oniguruma's \w and \b also treat these six Latin-1 numbers as word characters,
-// because Oniguruma uses its ISO 8859-1 table there (observed with tokenizers 0.23.3).
+// Outside brackets, Oniguruma's \w and \b also match these six Latin-1 numbers, because Oniguruma
+// uses its ISO 8859-1 table there (observed with tokenizers 0.23.3).
 constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 // Word characters of the Rust crate that kWordClass lacks.

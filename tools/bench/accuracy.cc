@@ -8,9 +8,9 @@
 //
 // The text is split into runs of `context` tokens that are computed separately. Within a run, every
 // token except the first is predicted, which gives the perplexity. KL is the mean over all
-// positions of sum p log(p / q) in nats, where p is the distribution of the reference and q that of
-// the format. "same best" is the fraction of positions with the same most likely token. Positions
-// include the last one of a run, whose next token is not in the run.
+// positions of sum p log(p / q) in nats. p is the distribution of the reference, and q the
+// distribution of the format. "same best" is the fraction of positions with the same most likely
+// token. Positions include the last token of a run, although its next token is not in the run.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Measures the prefix cache: matching and attaching a prompt whose pages are all cached, and
-// freeing the pages of a row that ends while a step is in flight.
+// Measures the prefix cache. One benchmark matches and attaches a prompt whose pages are all
+// cached. The other frees the pages of a row that ends while a step is in flight.
 //
 //   bench_kernels --benchmark_filter=PrefixCache
 

@@ -64,8 +64,8 @@ ConstraintSpec SpecOf(ConstraintKind kind, std::string text) {
   return spec;
 }
 
-// Adds two cases with the same schema of `count` properties: one with a document on one line, and
-// one with a line per property, indented by four spaces.
+// Adds two cases with the same schema of `count` properties. The document of the first has one
+// line. The document of the second has a line per property, indented by four spaces.
 void AddProperties(int count, std::vector<SpecCase>* cases) {
   Json properties;
   Json names = Json::array();

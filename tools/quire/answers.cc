@@ -7,8 +7,8 @@
 // The parameters of a request depend only on its number and the vocabulary size. They include
 // penalties, three choices, stop tokens, greedy and random sampling, and shared prefixes. Each line
 // of the file describes one choice by request number, choice index and finish reason, followed by
-// its tokens. Each token is followed by the two most likely tokens, all with the bits of their
-// log-probabilities. 32 requests are in flight, so the batches of two runs differ.
+// its tokens. Each token is followed by the two most likely tokens. All three have the bits of
+// their log-probabilities. 32 requests are in flight, so the batches of two runs differ.
 
 #include <grpcpp/grpcpp.h>
 

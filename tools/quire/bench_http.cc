@@ -61,8 +61,8 @@ class Answer {
   RequestSample End(CURLcode result) {
     RequestSample sample = clock_.End();
     sample.input_tokens = prompt_tokens_;
-    // Uses the server's own count if it reports one, because an event may have several tokens, and
-    // a token that ends within a character may have no event.
+    // Uses the server's token count if it reports one. Events are no substitute: an event may have
+    // several tokens, and a token that ends within a character may have none.
     if (total_tokens_ > 0) sample.output_tokens = total_tokens_;
     sample.cancelled = cancelled_;
     if (cancelled_) return sample;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Draws the result of `quire bench` as an SVG image: the latencies by percentile, and a timeline of
-// each server with tokens per second, requests in flight and failures.
+// Draws the result of `quire bench` as an SVG image. It shows the latencies by percentile, and for
+// each server a timeline of tokens per second, requests in flight and failures.
 //
 // Threads: any; pure functions.
 

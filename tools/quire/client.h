@@ -1,7 +1,7 @@
 #pragma once
 
-// Code that all subcommands of `quire` share: server addresses, printing of errors, and the exit
-// codes of docs/operations.md (0 ok, 1 request failed, 2 wrong usage, 3 cannot connect).
+// Code that all subcommands of `quire` share: server addresses, printing of errors, and exit codes.
+// The codes are 0 (ok), 1 (request failed), 2 (wrong usage) and 3 (cannot connect).
 //
 // Threads: a Client is used by one thread; each thread of `bench` has its own channel.
 

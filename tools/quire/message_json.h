@@ -17,7 +17,7 @@ namespace quire::client {
 
 // Returns the message as one line of JSON. It differs from protobuf's JSON mapping in two ways.
 // Fields that are zero, false or empty are present, except unset `optional` fields. 64-bit integers
-// up to 2^53, which a double holds exactly, are numbers; larger ones are strings. Returns
+// up to 2^53, which a double holds exactly, are numbers. Larger integers are strings. Returns
 // INVALID_ARGUMENT if protobuf cannot print the message.
 absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message);
 

@@ -24,9 +24,9 @@ std::string Utf8(std::uint32_t point) {
   return {static_cast<char>(0xc0 | (point >> 6)), static_cast<char>(0x80 | (point & 0x3f))};
 }
 
-// Returns the printable character of each byte in a byte-level vocabulary (GPT-2's mapping):
-// bytes that are printable in Latin-1 are mapped to the code points of the same value, others to
-// code points from 256 on.
+// Returns the printable character of each byte in a byte-level vocabulary (GPT-2's mapping). Bytes
+// that are printable in Latin-1 become the code points of the same value. Other bytes become code
+// points from 256 on.
 std::vector<std::string> ByteCharacters() {
   std::vector<std::string> characters;
   std::uint32_t next = 256;

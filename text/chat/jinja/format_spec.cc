@@ -281,9 +281,9 @@ NumberText SplitFloat(absl::string_view text) {
   return number;
 }
 
-// Prints a float with a precision and without a type. In CPython this differs from g in two ways:
-// the switch to exponents comes one digit earlier, and plain notation has at least one digit after
-// the point.
+// Prints a float with a precision and without a type. CPython does not treat this as type g. It
+// switches to exponents one digit earlier, and plain notation has at least one digit after the
+// point.
 std::string GeneralWithPoint(double value, std::int64_t precision, bool is_alternate) {
   const int digits = static_cast<int>(std::max<std::int64_t>(precision, 1));
   const std::string scientific = absl::StrFormat("%.*e", digits - 1, value);

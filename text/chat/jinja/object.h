@@ -1,7 +1,7 @@
 #pragma once
 
-// Objects of one rendering that have identity: those that a template can call, iterate over or
-// assign to.
+// Objects of one rendering that have identity. A template can call them, iterate over them or
+// assign to them.
 //
 // Place:      between the values and the interpreter.
 // Threads:    the rendering thread.

@@ -5,11 +5,11 @@
 // Place:      below interpreter, filters, tests and methods of the template engine, which charge
 //             their work here.
 // Invariants: one step is a statement, a call, a filter, a test, or an element that is processed or
-//             created. Smaller work is charged in groups: kEvalsPerStep expressions, kNamesPerStep
+//             created. For smaller work, one step is kEvalsPerStep expressions, kNamesPerStep
 //             compared names, or kBytesPerStep bytes of text that are read, created or used as a
-//             key are one step. The time of a search or a print is linear in its charge. max_steps
-//             and max_bytes therefore bound the time and memory of every rendering. The caller
-//             bounds the size of the variables.
+//             key. The time of a search or a print is linear in its charge. max_steps and max_bytes
+//             therefore bound the time and memory of every rendering. The caller bounds the size of
+//             the variables.
 // Threads:    one thread.
 // Lifetime:   one rendering; owns its objects.
 

@@ -147,9 +147,9 @@ struct Map {
   std::int64_t weight = 1;                              // the result of WeightOf
 };
 
-// Returns the same string for equal keys, except for an integer and an equal float of magnitude
-// 9e18 or more, and different strings for different keys. Returns INVALID_ARGUMENT for values that
-// cannot be keys.
+// Returns the same string for equal keys and different strings for different keys. Exception: an
+// integer and an equal float of magnitude 9e18 or more have different strings. Returns
+// INVALID_ARGUMENT for values that cannot be keys.
 absl::StatusOr<std::string> HashKey(const Value& key);
 
 // Returns INVALID_ARGUMENT when the nesting would exceed kMaxValueDepth.
