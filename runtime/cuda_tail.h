@@ -15,8 +15,8 @@
 
 namespace quire::runtime {
 
-// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. For
-// each row these are the tokens from the first one with logits to the row's last token.
+// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. In
+// each row, they are the tokens from the first token with logits to the last token.
 //
 // Place:      part of CudaRunner, if the last layers of the model write nothing.
 // Invariants: a step has no tail if it runs as a graph, if hidden states or pools are requested, or

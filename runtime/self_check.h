@@ -4,8 +4,8 @@
 // first request. A faulty driver, compiler or GPU then stops the start instead of producing wrong
 // text.
 //
-// Every check on the device, except that of the index store, poisons its outputs first and runs
-// twice; both runs must agree in every bit.
+// Every check on the device first poisons its outputs and runs twice, except the check of the index
+// store. Both runs must agree in every bit.
 //
 //   products   the model's own packed matrices, one of each kind, at 1 to 512 rows, against the
 //              scalar kernel or the host by relative error; each row against the same row computed
@@ -105,10 +105,10 @@ struct SelfCheckReport {
 };
 
 // Appends every comparison to `report`, whether it passed or not, and returns OK if all passed.
-// Returns FAILED_PRECONDITION with kernel, shape, error and remedy of the first one that failed,
-// also if the device reports an error. Returns DEADLINE_EXCEEDED if the check takes longer than
-// `limit`; its kernels may still run, so the memory must not be freed. Returns RESOURCE_EXHAUSTED
-// with the needed and available bytes if the buffers are too small for one row.
+// Returns FAILED_PRECONDITION with kernel, shape, error and remedy of the first comparison that
+// failed or whose kernel reported a device error. Returns DEADLINE_EXCEEDED if the check takes
+// longer than `limit`; its kernels may still run, so the memory must not be freed. Returns
+// RESOURCE_EXHAUSTED with the needed and available bytes if the buffers are too small for one row.
 absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
                           SelfCheckReport* report);
 

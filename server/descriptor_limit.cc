@@ -79,8 +79,8 @@ std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
   const std::int64_t share = (descriptors - kOtherDescriptors - http_connections) / num_listeners;
   const std::int64_t possible = std::max(share / kDescriptorsPerConnection, kMinGrpcConnections);
   if (possible >= wanted) return wanted;
-  // With the default this is no warning: it suits large servers, and most systems have fewer
-  // descriptors.
+  // The default limit suits large servers. Most systems have too few descriptors for it, so that is
+  // no warning.
   log::Write(wanted_is_default ? log::Level::kInfo : log::Level::kWarn, "server",
              "too few descriptors for server.grpc.max_connections; raise the limit of open files",
              {{"max_connections", wanted},

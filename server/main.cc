@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
   }
   const int exit_code = Run(std::move(flags));
   if (quire::log::Flush(kLastLogTime)) std::fflush(stdout);
-  // exit() would wait for a log that hangs, and run OpenSSL's cleanup while gRPC threads, which
-  // outlive its servers and channels, still use it.
+  // exit() would wait for a log that hangs. It would also run OpenSSL's cleanup while gRPC's
+  // threads, which outlive all servers and channels, still use OpenSSL.
   _exit(exit_code);
 }

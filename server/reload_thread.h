@@ -6,8 +6,8 @@
 // Place:      owned by the daemon.
 // Invariants: the requests during a reload cause one further reload in total.
 // Threads:    Request is thread-safe. One thread calls the other methods.
-// Lifetime:   this object and all objects that `reload` uses outlive the thread, that is, until
-//             Stop returns true or the process exits.
+// Lifetime:   this object and all objects that `reload` uses outlive the thread. The thread has
+//             ended when Stop returns true.
 
 #include <functional>
 #include <thread>

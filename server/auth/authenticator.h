@@ -33,7 +33,7 @@
 
 namespace quire::server {
 
-// Credentials of a call. Absent ones are empty.
+// Credentials of a call. Absent credentials are empty.
 struct Credentials {
   std::string bearer_token = {};      // from `authorization: Bearer TOKEN`; see BearerToken
   std::string certificate_name = {};  // common name of the verified client certificate

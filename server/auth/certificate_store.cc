@@ -58,7 +58,7 @@ absl::Time ToTime(const ASN1_TIME* time) {
   return absl::FromTimeT(timegm(&parts));
 }
 
-// Parses all certificates. Fails if there is none or if one is malformed.
+// Parses all certificates. Fails if there is no certificate or a malformed certificate.
 absl::StatusOr<std::vector<Certificate>> ParseCertificates(absl::string_view name,
                                                            const std::string& file,
                                                            const std::string& pem) {

@@ -33,8 +33,7 @@ class TlsContext {
         protocol_(protocol) {}
 
   // Returns the context for a new connection, which is rebuilt when the store has new certificates.
-  // If OpenSSL fails, although the store has checked the certificates, logs an error and returns
-  // the previous context, or null if there is none.
+  // If OpenSSL fails, logs an error and returns the previous context, or null if there is none.
   std::shared_ptr<boost::asio::ssl::context> Current();
 
  private:

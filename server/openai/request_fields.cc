@@ -204,7 +204,7 @@ constexpr RequestField kFields[] = {
     Refused("chat_template_kwargs", kEmbeddingBody | kClassifyBody, kInputOnly),
     Refused("add_generation_prompt", kEmbeddingBody | kClassifyBody, kInputOnly, "[false]"),
     Refused("continue_final_message", kEmbeddingBody | kClassifyBody, kInputOnly, "[false]"),
-    // Refused fields of SGLang. Its gateways send some of them in every call.
+    // Refused fields of SGLang. SGLang's gateways send some of these fields in every call.
     Refused("no_stop_trim", kGenerationBodies, "use include_stop_str_in_output", "[false]"),
     Refused("stop_regex", kGenerationBodies, "use stop", "[[]]"),
     Refused("lora_path", kGenerationBodies, kNoAdapters),

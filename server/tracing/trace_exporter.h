@@ -10,7 +10,7 @@
 // Place:      created by the daemon if tracing.otlp_endpoint is set. server/api/access_log.h adds
 //             requests.
 // Invariants: Add never waits for the network. At most kMaxQueuedSpans spans are queued or being
-//             sent. Further ones are dropped and counted. A batch that fails with a retryable code
+//             sent. Further spans are dropped and counted. A batch that fails with a retryable code
 //             is sent again after growing pauses. A batch that fails otherwise is dropped and
 //             counted.
 // Threads:    Add is thread-safe. The exporter has a thread that sends.
@@ -68,7 +68,7 @@ class TraceExporter {
 
   void Add(const TracedRequest& request);
 
-  // Ends the process if there are too many queued spans, or if one is malformed.
+  // Ends the process if there are too many queued spans, or if a span is malformed.
   void CheckIntegrity() const;
 
  private:

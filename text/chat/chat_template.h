@@ -101,7 +101,7 @@ class ChatTemplates {
   const jinja::JsonLimits& json_limits() const { return options_.json_limits; }
   // The reason why some or all templates cannot be used; empty if all can.
   const std::string& problem() const { return problem_; }
-  // Unsupported parts of usable templates. A chat that needs one is rejected.
+  // Unsupported parts of usable templates. A chat that needs an unsupported part is rejected.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:

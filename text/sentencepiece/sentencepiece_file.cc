@@ -45,8 +45,8 @@ absl::Status UnsupportedError(absl::string_view path, absl::string_view value) {
   return absl::UnimplementedError(absl::StrCat(path, " is ", value, ", which is not supported"));
 }
 
-// Returns the offset at which the message is malformed, which the generated parser does not report;
-// nullopt if it is well-formed.
+// Returns the offset at which the message is malformed, or nullopt if it is well-formed. The
+// generated parser does not report this offset.
 std::optional<std::size_t> MalformedFieldOffset(absl::string_view bytes,
                                                 const Descriptor& message) {
   CodedInputStream in(reinterpret_cast<const std::uint8_t*>(bytes.data()),

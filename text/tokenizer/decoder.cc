@@ -24,7 +24,8 @@ int HexDigit(char c) {
   return -1;
 }
 
-// Parses `<0xHH>` as one byte. Rust also accepts "+1" as a hexadecimal number, so this does too.
+// Parses `<0xHH>` as one byte. Rust also accepts "+1" as a hexadecimal number, so this function
+// does too.
 std::optional<char> ByteOf(absl::string_view token) {
   if (token.size() != 6 || !absl::StartsWith(token, "<0x") || token[5] != '>') return std::nullopt;
   const int high = token[3] == '+' ? 0 : HexDigit(token[3]);

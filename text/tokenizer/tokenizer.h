@@ -3,8 +3,8 @@
 // Converts text to token ids and back. The tokenizer is defined by tokenizer.json, tokenizer.model,
 // tekken.json, tokenizer.tiktoken, or the metadata of a GGUF file.
 //
-// Place:      top of text/tokenizer; runs the stages of one tokenizer: added tokens, normalizer,
-//             splitter, model and post-processor, and for decoding the decoder.
+// Place:      top of text/tokenizer. Encoding runs added tokens, normalizer, splitter, model and
+//             post-processor. Decoding runs the decoder.
 // Invariants: ids equal those of the package that the file belongs to (Hugging Face tokenizers
 //             0.23.3, sentencepiece, mistral-common, tiktoken); docs/tokenizers.md lists the
 //             differences. Load rejects unknown components.

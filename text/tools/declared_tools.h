@@ -23,7 +23,7 @@ class DeclaredTools {
   DeclaredTools() = default;  // no tools
 
   // `reads_text` means that the format writes values as text, so that JsonOfValue will be called.
-  // Returns INVALID_ARGUMENT, with the index, for a tool without a name, a duplicate name, and
+  // Returns INVALID_ARGUMENT with the index of a tool that has no name, a duplicate name, or
   // parameters that are not a JSON object.
   static absl::StatusOr<DeclaredTools> Create(std::span<const ChatTool> tools,
                                               bool reads_text = true);

@@ -11,8 +11,8 @@
 //             Buffered text is a possible prefix of a marker, white space next to a marker, or an
 //             incomplete call. A byte costs O(length of a marker), and a complete call is parsed
 //             once. Calls inside a reasoning section are reasoning. There is at most one reasoning
-//             section, at the start of the output, except for kHarmony, in which each message can
-//             be reasoning.
+//             section, at the start of the output. Exception: with kHarmony, each message can be
+//             reasoning.
 // Threads:    one thread.
 // Lifetime:   the format is a constant; the tools are shared.
 

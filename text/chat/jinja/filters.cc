@@ -42,8 +42,8 @@ std::string ReturnUnchanged(absl::string_view text) {
   return std::string(text);
 }
 
-// Converts the first character of the text, and each that follows white space, a hyphen or an
-// opening bracket (< included), to upper case. Converts the others to lower case.
+// Converts the first character of each word to upper case, and the others to lower case. White
+// space, hyphens and opening brackets (including <) separate words.
 std::string TitleWords(absl::string_view text) {
   const std::vector<absl::string_view> characters = Characters(text);
   const auto separates = [](absl::string_view character) {
