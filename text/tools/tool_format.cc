@@ -172,11 +172,11 @@ constexpr ToolFormat kFormats[] = {
     {.name = "think", .reasoning_begin = kThink, .reasoning_end = kEndThink},
 };
 
-// The first detection whose marks a template contains wins. Therefore a detection precedes all
-// detections with a subset of its marks (checked by IsMostSpecificFirst). For example, hermes
-// follows the other formats with <tool_call>. Two more positions matter. deepseek-v3 precedes
-// deepseek-v31, because its templates also contain the marks of deepseek-v31. `think` is last,
-// because the templates of most models that reason contain its marks.
+// The first detection whose marks a template contains wins. A detection therefore precedes all
+// others whose marks are a subset of its marks (hermes, mistral-list and granite-list come after
+// such detections). IsMostSpecificFirst checks this. Two more positions matter. deepseek-v3
+// precedes deepseek-v31, because its templates also contain the marks of deepseek-v31. `think` is
+// last, because the templates of most models that reason contain its marks.
 constexpr Detection kDetections[] = {
     {"harmony", {"<|channel|>", "<|message|>"}},
     {"qwen3-coder", {kToolCall, "<function="}},

@@ -5,7 +5,7 @@
 // An op is captured 20 times in a graph, so that launch overhead is small. The data of a
 // memory-bound op exceed the L2 cache. The time of a whole graph is divided by 20.
 // bytes_per_second counts weights (linear), K and V (decode), input and output rows (element-wise)
-// and logits (sampler) once. FLOP/s counts a multiply-add as two. For attention, it counts only the
+// and logits (sampler) once. FLOP/s counts a multiply-add as two. For attention it counts only the
 // keys that a row attends to. Inputs are random, because zeros run faster.
 //
 // Threads: one thread.

@@ -40,7 +40,7 @@ def kernel(data, identity, form, what, peer_format=None):
 
 
 def served(data, form, clients, what):
-    """Returns a row of the load on AVX-512. int8_g32 was measured twice with 8 clients. The second measurement is used,
+    """Returns a row of the load on AVX-512. int8_g32 was measured twice with 8 clients. The second measurement counts,
     because the peer was disturbed in the first."""
     later = clients == 1 or (clients == 8 and form == "int8_g32")
     identity = "zen5-later" if later else "zen5"

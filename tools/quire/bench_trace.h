@@ -18,9 +18,8 @@
 namespace quire::client {
 
 // Returns the requests in order of time. The first is at 0; intervals are divided by `speed`. A
-// token count of 0 becomes 1. Returns INVALID_ARGUMENT with the number of the line if a line is
-// malformed. Also returns it if there are no requests, or if the divided intervals together exceed
-// 1e9 s. REQUIRES: speed > 0.
+// token count of 0 becomes 1. Returns INVALID_ARGUMENT if a line is malformed (naming the line),
+// the trace is empty, or it lasts longer than 1e9 s. REQUIRES: speed > 0.
 absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text, double speed);
 // Reads a file in the same way. Returns NOT_FOUND if it cannot be read.
 absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& path, double speed);

@@ -4,7 +4,7 @@
 // on a terminal. Without a terminal, also a line for each retry, a line for each wait for another
 // process, and the totals every ten seconds.
 //
-// Threads:  created and destroyed by one thread. It starts another thread, which draws.
+// Threads:  created and destroyed by one thread; a second thread draws.
 // Lifetime: `progress` outlives it.
 
 #include <string>
