@@ -1,8 +1,8 @@
 #pragma once
 
-// Includes every op. An op takes a struct of pointers and strides and returns an absl::Status. x.h
-// is its contract, x.cc checks arguments and dispatches, x_cpu.cc is the plain reference, and
-// x_simd.cc is an optional fast path. README.md documents the numerics that all ops share.
+// Includes every op. An op takes a struct of pointers and strides and returns an absl::Status. For
+// an op OP, OP.h is the contract, OP.cc checks arguments and dispatches, OP_cpu.cc is the reference
+// and OP_simd.cc an optional fast path. README.md documents the numerics that all ops share.
 
 #include "kernels/attention/attention.h"      // PagedAttention: prefill and decode
 #include "kernels/backend/backend.h"          // Backend: where the ops run

@@ -1,5 +1,5 @@
-// Memory traffic per element: gathering reads and writes 4 bytes, adding reads 8 and writes 4. Both
-// are small compared with the experts' weights, so auto-vectorization is enough.
+// Gathering and adding rows move few bytes compared with the experts' weights, so
+// auto-vectorization is enough.
 
 #include "kernels/moe/expert_rows.h"
 

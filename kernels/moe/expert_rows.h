@@ -28,10 +28,10 @@ struct SortByExpertParams {
   std::uint32_t* places = nullptr;  // [num_rows, top_k]; null: not computed
 };
 
-// Sorts the choices by expert. The rows of expert e are rows[offsets[e]] to rows[offsets[e + 1] -
-// 1], in ascending order. row_weights has their weights at the same indices. places[m][j] is the
-// index in `rows` of choice j of row m. Returns INVALID_ARGUMENT with the row if an expert is not
-// less than num_experts. A GPU does not check this, because its router never produces such experts.
+// Sorts the choices (the entries of `experts`) by expert. The rows that chose expert e are
+// rows[offsets[e]] to rows[offsets[e + 1] - 1], in ascending order. row_weights has their weights
+// at the same indices. places[m][j] is the index in `rows` of choice j of row m. On the CPU,
+// returns INVALID_ARGUMENT with the row if an expert is not less than num_experts.
 absl::Status SortByExpert(const Backend& backend, const SortByExpertParams& params);
 
 struct GatherRowsParams {
@@ -46,8 +46,7 @@ struct GatherRowsParams {
 };
 
 // Sets y[i] = weights[i] * x[rows[i]], rounded once. x and y are f32 or, on a GPU, both bf16.
-// Returns INVALID_ARGUMENT if a stride is less than columns, and for other types. On a GPU
-// GroupedLinear gathers rows without weights itself.
+// Returns INVALID_ARGUMENT if a stride is less than columns, and for other dtypes.
 absl::Status GatherRows(const Backend& backend, const GatherRowsParams& params);
 
 struct AddWeightedRowsParams {
@@ -66,7 +65,7 @@ struct AddWeightedRowsParams {
 absl::Status AddWeightedRows(const Backend& backend, const AddWeightedRowsParams& params);
 
 struct SumChosenRowsParams {
-  const float* x;  // [num_rows * top_k, columns], indexed by place, rows x_stride apart
+  const float* x;  // [num_rows * top_k, columns], row i for place i, rows x_stride apart
   const std::uint32_t* places;  // [num_rows, top_k], distinct (SortByExpert)
   const float* weights;         // [num_rows, top_k]; null: all ones
   float* y;                     // [num_rows, columns], rows y_stride apart; must not overlap x
@@ -82,9 +81,9 @@ struct SumChosenRowsParams {
 
 // Sets y[m] to the sum of weights[m][j] * x[places[m][j]] over the choices j of row m, in ascending
 // order of places. The sum starts at zero in f32, and each product is rounded before the addition.
-// The bits equal those of AddWeightedRows on zeros, expert by expert. Then `addend` is added. With
-// `add`, the result is added to y as by ResidualAdd. Returns INVALID_ARGUMENT if a stride is less
-// than columns.
+// The sum has the same bits as one AddWeightedRows per expert on zeros. Then `addend` is added.
+// With `add`, the result is added to y as by ResidualAdd. Returns INVALID_ARGUMENT if a stride is
+// less than columns.
 absl::Status SumChosenRows(const Backend& backend, const SumChosenRowsParams& params);
 
 // Sets x[i] = 1 / (1 + exp(-x[i])) for `count` f32 values in the backend's memory.

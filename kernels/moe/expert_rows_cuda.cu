@@ -20,7 +20,7 @@ constexpr std::uint32_t kWarps = kThreads / cuda::kWarpSize;
 // Shared memory of the sort.
 struct SortShared {
   std::uint32_t* starts;   // [num_experts + 1]
-  std::uint32_t* next;     // [num_experts] next place of a choice of this block
+  std::uint32_t* next;     // [num_experts] place of this block's next choice of the expert
   std::uint32_t* turn;     // [kThreads] experts of the choices that are placed in one iteration
   std::uint32_t* scratch;  // [kWarps]
 };

@@ -27,10 +27,10 @@ struct RouteParams {
   std::int64_t x_stride;            // elements, at least K
 };
 
-// Runs Linear into `logits`, then Router and SortByExpert. Results have the bits of these ops, and
-// errors are theirs. On a GPU this is one launch if the product uses tensor cores and bf16 weights,
-// is not computed by cuBLASLt, and has at most kMaxRouteRows rows. With more rows, the single block
-// that routes all of them would take longer than two launches.
+// Runs Linear into `logits`, then Router and SortByExpert. Results and errors are those of the
+// separate ops, bit by bit. On a GPU this is one launch if the product uses tensor cores and bf16
+// weights, is not computed by cuBLASLt, and has at most kMaxRouteRows rows. With more rows, the
+// single block that routes all of them would take longer than two launches.
 absl::Status Route(const Backend& backend, const RouteParams& params);
 
 namespace internal {

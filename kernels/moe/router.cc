@@ -11,7 +11,8 @@ absl::Status CheckRouter(const RouterParams& params) {
   if (experts == 0 || params.logits_stride < std::int64_t{experts}) {
     return absl::InvalidArgumentError(
         absl::StrCat("router of ", experts, " experts has logits_stride ", params.logits_stride,
-                     ", which must be at least the number of experts, and that must be positive"));
+                     ": there must be at least 1 expert, and the stride must be at least the "
+                     "number of experts"));
   }
   if (params.groups == 0 || experts % params.groups != 0 || params.groups_kept == 0 ||
       params.groups_kept > params.groups) {

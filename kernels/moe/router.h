@@ -42,8 +42,8 @@ struct RouterParams {
 
 // Computes for each row, in f32, score[e] and choice[e] = score[e] + choice_bias[e] of each expert.
 // Experts of groups that are not kept are excluded. experts[m] are the top_k experts with the
-// largest choice, best first. weights[m] are the scores of these experts without the bias. They are
-// renormalized if requested, then multiplied by weight_scale and by the expert_scale of the expert.
+// largest choice, best first. weights[m] are the scores of these experts. They are renormalized if
+// requested, then multiplied by weight_scale and by the expert_scale of the expert.
 // Ties between experts or groups go to the lower number. Sums over experts or selected experts are
 // in ascending index order. On a GPU, sums over all experts have the order of router_choice.cuh.
 // exp is ExactExp. Even if logits contain NaN, no expert is selected twice.

@@ -1,5 +1,4 @@
-// The router, row by row. Routing a row to 128 experts takes a few microseconds, but computing the
-// selected experts takes a few milliseconds, so a faster router would not pay off.
+// The router, row by row. It takes microseconds, the products of the experts take milliseconds.
 
 #include <algorithm>
 #include <cstddef>

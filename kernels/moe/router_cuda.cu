@@ -1,7 +1,4 @@
 // The router: one warp per row (router_choice.cuh).
-//
-// The kernel is kept simple because it takes a few microseconds, whereas the products of the
-// experts take hundreds.
 
 #include <cstdint>
 

@@ -109,8 +109,8 @@ struct NormRow {
 // Returns 4 elements of x + residual and writes them back to residual. Returns zeros after the end
 // of the row.
 template <typename X, typename Y>
-__device__ __forceinline__ float4 ReadGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
-                                            std::uint32_t at) {
+__device__ __forceinline__ float4 ReadVector(const RmsNormArgs<X, Y>& args,
+                                             const NormRow<X, Y>& row, std::uint32_t at) {
   if (at >= args.hidden) return {0.0f, 0.0f, 0.0f, 0.0f};
   const std::uint32_t valid = args.hidden - at;
   float4 v = Load4(row.x + at, valid, args.aligned);
@@ -130,8 +130,8 @@ __device__ __forceinline__ float AddSquares(float4 v, float sum) {
 }
 
 template <typename X, typename Y>
-__device__ __forceinline__ void WriteGroup(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
-                                           std::uint32_t at, float4 v, float inverse) {
+__device__ __forceinline__ void WriteVector(const RmsNormArgs<X, Y>& args, const NormRow<X, Y>& row,
+                                            std::uint32_t at, float4 v, float inverse) {
   if (at >= args.hidden) return;
   const std::uint32_t valid = args.hidden - at;
   float4 w{1.0f, 1.0f, 1.0f, 1.0f};
@@ -171,25 +171,25 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormArgs<X, Y
   float sum = 0.0f;
 #pragma unroll
   for (std::uint32_t j = 0; j < kRegisterVectors; ++j) {
-    vectors[j] = ReadGroup(args, row, first + j * kStripe);
+    vectors[j] = ReadVector(args, row, first + j * kStripe);
     sum = AddSquares(vectors[j], sum);
   }
   for (std::uint32_t at = first + kRegisterVectors * kStripe; at < args.hidden; at += kStripe) {
-    sum = AddSquares(ReadGroup(args, row, at), sum);
+    sum = AddSquares(ReadVector(args, row, at), sum);
   }
   const float mean = cuda::Div(BlockSum(sum), static_cast<float>(args.hidden));
   const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
 #pragma unroll
   for (std::uint32_t j = 0; j < kRegisterVectors; ++j) {
-    WriteGroup(args, row, first + j * kStripe, vectors[j], inverse);
+    WriteVector(args, row, first + j * kStripe, vectors[j], inverse);
   }
   for (std::uint32_t at = first + kRegisterVectors * kStripe; at < args.hidden; at += kStripe) {
     const std::uint32_t valid = args.hidden - at;
     const bool summed = std::is_same_v<X, float> && row.residual != nullptr;
-    WriteGroup(args, row, at,
-               summed ? Load4(row.residual + at, valid, args.aligned)
-                      : Load4(row.x + at, valid, args.aligned),
-               inverse);
+    WriteVector(args, row, at,
+                summed ? Load4(row.residual + at, valid, args.aligned)
+                       : Load4(row.x + at, valid, args.aligned),
+                inverse);
   }
 }
 
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t first = 4 * cuda::Lane();
   float sum = 0.0f;
   for (std::uint32_t at = first; at < args.hidden; at += kStripe) {
-    sum = AddSquares(ReadGroup(args, row, at), sum);
+    sum = AddSquares(ReadVector(args, row, at), sum);
   }
 #pragma unroll
   for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kThreads)
   const float mean = cuda::Div(sum, static_cast<float>(args.hidden));
   const float inverse = cuda::Div(1.0f, cuda::Sqrt(cuda::Add(mean, args.epsilon)));
   for (std::uint32_t at = first; at < args.hidden; at += kStripe) {
-    WriteGroup(args, row, at, ReadGroup(args, row, at), inverse);
+    WriteVector(args, row, at, ReadVector(args, row, at), inverse);
   }
 }
 

@@ -24,7 +24,7 @@ struct StateRows {
   std::uint32_t batch_size;
   std::uint32_t num_tokens;  // number of tokens, including the padding tokens of a GPU
   // GPU only: [1 + batch_size] number of rows with tokens, then the indices of these rows. Launches
-  // have one block for each row that a step of num_tokens tokens can have.
+  // have max_live_rows() blocks in x.
   const std::uint32_t* live_rows = nullptr;
 
   std::uint32_t max_live_rows() const { return num_tokens < batch_size ? num_tokens : batch_size; }

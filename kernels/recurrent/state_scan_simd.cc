@@ -22,8 +22,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace quire::kernels::HWY_NAMESPACE {
 
-// Number of registers of columns that are computed at once. AVX2 has too few registers for twice as
-// many. On AVX-512 ScanToken uses twice as many to hide the latency of multiply-adds.
+// Number of vector registers of columns that are computed at once. AVX2 has too few registers for
+// more. On AVX-512, ScanToken uses kWideRegisters to hide the latency of multiply-adds.
 inline constexpr std::size_t kColumnRegisters = HWY_MIN(4, internal::kScanColumns / kLanes);
 inline constexpr std::size_t kColumns = kColumnRegisters * kLanes;
 inline constexpr std::size_t kWideRegisters = kColumnRegisters * (kLanes == 16 ? 2 : 1);

@@ -1,5 +1,4 @@
-// Rotation reads and writes 8 bytes per element, in L1. This is less than 1 % of the time of a
-// layer, so auto-vectorization is enough.
+// The rotation takes less than 1 % of the time of a layer, so auto-vectorization is enough.
 
 #include <cmath>
 #include <cstddef>

@@ -124,8 +124,8 @@ bool HasPenalties(const SamplingRow& row) {
          row.presence_penalty != 0.0f;
 }
 
-// Returns how many rows, from the first on, form the next group. At most kSamplerRows rows of a
-// group need scratch memory.
+// Returns the number of leading rows that form the next group. At most kSamplerRows rows of a group
+// need scratch memory.
 std::uint32_t GroupSize(std::span<const DeviceRow> rows) {
   std::uint32_t size = 0;
   std::uint32_t with_scratch = 0;
@@ -235,8 +235,8 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
   return CheckLimit("samples", slot.samples.size() + rows.size(), limits.max_samples);
 }
 
-// Returns for how many rows, from the first on, the slot has room for the lists. Stores the total
-// size of these lists in `sizes`.
+// Returns the number of leading rows whose lists fit into the slot together. Stores the total size
+// of these lists in `sizes`.
 std::size_t DeviceSampler::State::CountFitting(std::span<const SamplingRow> rows, const Slot& slot,
                                                ListSizes* sizes) const {
   *sizes = {};
@@ -477,7 +477,7 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   return std::unique_ptr<DeviceSampler>(new DeviceSampler(std::move(state)));
 }
 
-// Samples rows that need no further division. REQUIRES: the lists of the rows fit.
+// Samples rows whose lists fit into the slot together.
 absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> rows,
                                                  const ListSizes& sizes, std::int32_t* tokens,
                                                  int slot, std::span<const std::uint32_t> places) {

@@ -28,8 +28,7 @@ constexpr float kReach = 28.0f;
 
 // Number of remaining tokens up to which the cutoff is searched token by token.
 constexpr std::size_t kFewTokens = 256;
-// Maximum number of rounds, each of which reduces the range of values to a quarter. More rounds do
-// not help if values are equal.
+// Maximum number of rounds that narrow the range of values around the cutoff, each to a quarter.
 constexpr int kMaxRounds = 8;
 
 // A set of tokens in ascending order of ids. The arrays are in a workspace.
@@ -568,7 +567,7 @@ absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
 }  // namespace
 
 std::int64_t SampleThreadBytes(std::uint32_t vocab) {
-  // The terms are: keys; a copy of the logits, and ids, x and w of all tokens.
+  // 8 bytes for a key, and 4 each for a copy of the logit, the id, x and w.
   return std::int64_t{vocab} * (8 + 4 * 4);
 }
 

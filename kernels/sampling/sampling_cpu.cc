@@ -1,4 +1,4 @@
-// Reference sampler: every step runs over the whole vocabulary, with one sort, and with
+// Reference sampler: sorts once, runs every step over the whole vocabulary, and computes
 // exponentials and logarithms in f64.
 
 #include <algorithm>

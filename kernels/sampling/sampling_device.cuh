@@ -220,7 +220,7 @@ __device__ __forceinline__ void PublishBuckets(const DigitSearch& search, std::u
   }
 }
 
-// Zeroes the buckets of a row that this block is responsible for.
+// Zeroes this block's share of a row's buckets.
 __device__ __forceinline__ void ClearBuckets(std::uint64_t* buckets) {
   const std::uint32_t threads = cuda::BlockThreads();
   for (std::uint32_t i = cuda::BlockX() * threads + cuda::ThreadIndex(); i < kSamplerBuckets;
@@ -260,15 +260,14 @@ __device__ __forceinline__ bool Reached(std::uint64_t sum, double target) {
   return static_cast<double>(sum) >= target;
 }
 
-// The largest bucket b for which `above` plus the sums of all buckets from the top down to b reach
-// the target, and the sum above b. It is bucket 0 if the target is never reached. `sums` has
-// kSamplerBuckets entries and is the search itself or a pointer to device memory. All threads must
-// call FindBucket.
 struct Bucket {
-  std::uint64_t above;
-  std::uint64_t sum;
+  std::uint64_t above;  // the caller's `above` plus the sums of all higher buckets
+  std::uint64_t sum;    // sum of this bucket
   std::uint32_t index;
 };
+// Adds sums from the last bucket down to the first. Returns the bucket at which `above` plus these
+// sums reach the target, or bucket 0 if they never do. `sums` has kSamplerBuckets entries and is
+// the search itself or a pointer to device memory. All threads must call it.
 template <typename Sums>
 __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& sums,
                                              std::uint64_t above, double target) {

@@ -24,8 +24,8 @@ inline constexpr std::uint32_t kSamplerBuckets = 2048;
 inline constexpr std::uint32_t kSamplerSumPart = 4096;
 inline constexpr std::uint32_t kMaxDeviceLogprobs = 1024;
 
-// A row to sample, or a known token whose log-probability is computed. In the second case
-// token_logprob is the token, otherwise -1.
+// A row to sample, or a known token whose log-probability is computed. token_logprob is the known
+// token, or -1 for a row to sample.
 struct DeviceRow {
   const float* logits;  // [vocab]
   std::int32_t* token;  // destination of the sampled token; null for a prompt logprob

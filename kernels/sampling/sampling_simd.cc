@@ -199,8 +199,8 @@ HWY_INLINE std::size_t AppendLanes(VF x, hn::Vec<DI> id, hn::Mask<DF> keep, std:
 #endif
 }
 
-// Collects as CollectBetween does. AppendLanes overwrites only values that have been read, because
-// the outputs never pass the inputs.
+// Collects as CollectBetween does. If outputs alias inputs, AppendLanes overwrites only values that
+// have already been read.
 std::size_t Collect(const internal::IdsAndValues& from, internal::ValueRange range,
                     std::int32_t* ids, float* values) {
   const DF d;

@@ -89,8 +89,7 @@ absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params) 
 
 std::int64_t IndexScoreThreadBytes(std::uint32_t num_heads, std::uint32_t size) {
   const std::int64_t columns = internal::PaddedColumns(size);
-  // The terms are: a tile of transposed keys and a staged strip; products of a block of heads and
-  // scores of a row; queries.
+  // The arrays of IndexScratch: transposed and staging, then products and scores, then queries.
   return (std::int64_t{internal::kAttentionTile + internal::kAttentionStrip} * columns +
           std::int64_t{internal::kAttentionBlockRows + 1} * internal::kAttentionTile +
           internal::kIndexBlockRows * num_heads * columns) *

@@ -13,15 +13,15 @@ std::uint32_t OrderedBits(float score) {
   return internal::OrderedScoreBits(std::bit_cast<std::uint32_t>(score));
 }
 
-// The threshold of a selection. Keys with ordered bits above `bits` are selected, and the first
-// `equal` keys whose bits equal `bits`.
-struct Border {
+// The threshold of a selection: all keys with ordered bits above `bits` are selected, and the first
+// `equal` keys with exactly these bits.
+struct Threshold {
   std::uint32_t bits;
   std::uint32_t equal;
 };
 
 // Finds the threshold in four passes of 8 bits each. REQUIRES: topk <= num_keys.
-Border FindBorder(const float* scores, std::uint32_t num_keys, std::uint32_t topk) {
+Threshold FindThreshold(const float* scores, std::uint32_t num_keys, std::uint32_t topk) {
   std::uint32_t bits = 0;
   std::uint32_t known = 0;  // mask of the bits that are already known
   std::uint32_t left = topk;
@@ -54,7 +54,7 @@ void SelectTopKRadix(const SelectTopKParams& params, std::int64_t row_begin, std
       std::fill(to + num_keys, end, -1);
       continue;
     }
-    auto [bits, equal] = FindBorder(scores, num_keys, params.topk);
+    auto [bits, equal] = FindThreshold(scores, num_keys, params.topk);
     for (std::uint32_t j = 0; j < num_keys; ++j) {
       const std::uint32_t key = OrderedBits(scores[j]);
       if (key < bits || (key == bits && equal == 0)) continue;

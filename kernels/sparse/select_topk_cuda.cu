@@ -33,8 +33,8 @@ __device__ __forceinline__ std::uint32_t OrderOf(float score) {
 
 // Stores the bits of the threshold in shared.bits and the number of selected keys with these bits
 // in shared.left. REQUIRES: topk <= num_keys.
-__device__ __forceinline__ void FindBorder(const float* scores, std::uint32_t num_keys,
-                                           std::uint32_t topk, SelectShared& shared) {
+__device__ __forceinline__ void FindThreshold(const float* scores, std::uint32_t num_keys,
+                                              std::uint32_t topk, SelectShared& shared) {
   const std::uint32_t thread = cuda::ThreadIndex();
   std::uint32_t known = 0;  // mask of the bits that are already known
   if (thread == 0) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (count == num_keys) return;
   const float* const scores = params.scores + row * params.score_stride;
-  FindBorder(scores, num_keys, count, shared);
+  FindThreshold(scores, num_keys, count, shared);
   ListKeys(scores, num_keys, shared, selected);
 }
 

@@ -45,7 +45,8 @@ bool StoresProduct(const StepContext& step, const LayerSpec& layer) {
 }
 
 // Normalizes q and k in place, per head or over all heads of a token. Runs before the rotation even
-// if the spec has the norm after it. CheckSupported accepts that only where both orders agree.
+// if the spec has the norm after it: CheckSupported accepts such a spec only if the order does not
+// matter.
 absl::Status NormQueriesAndKeys(const StepContext& step, const LayerSpec& layer,
                                 const LayerWeights& weights, const QkvLayout& layout) {
   const AttentionSpec& heads = layer.heads;

@@ -39,7 +39,7 @@ absl::StatusOr<float> ProjectContext(const StepContext& step, const ModelSpec& s
                                      .y_stride = stride,
                                      .num_rows = step.num_tokens}));
   if (inputs.norm.kind == NormKind::kNone) return inputs.projection_scale;
-  // A norm of scaled values equals the norm of the values with a scaled epsilon.
+  // Dividing epsilon by scale^2 has the same effect as multiplying the values by scale.
   const float scale = inputs.projection_scale;
   QUIRE_RETURN_IF_ERROR(
       kernels::RmsNorm(*step.backend, {.x = b.layer_context,

@@ -22,7 +22,7 @@
 // Place:      between ModelSpec and the KV geometry, the cache manager's groups and the decoder.
 // Invariants: every layer that stores K and V has its own place; all layers of a group have the
 //             same window and the same KV rows. A model whose layers have equal windows and rows
-//             has one group, and so has MLA, which has no windows.
+//             has one group. An MLA model is such a model.
 // Threads:    any; plain values.
 
 #include <compare>

@@ -195,7 +195,7 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
            {moe.shared_gate ? b.outputs : b.sum, add && !moe.shared_gate ? b.sum : nullptr,
             step.num_tokens, step.hidden}));
   if (!moe.shared_gate) return absl::OkStatus();
-  // The buffer is free: the router's logits are not needed any more.
+  // Reuses the buffer of the router's logits, which are not needed any more.
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.shared_gate,
                                     {.x = input,
                                      .weight = nullptr,
@@ -324,7 +324,7 @@ absl::Status RunLatentGroups(const StepContext& step, const MoeSpec& moe, const 
   QUIRE_RETURN_IF_ERROR(LatentInput(step, moe, weights, input));
   QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.gate_up_groups, b.latent_in));
   QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights, {.y = b.latent_sum}));
-  // The experts do not read their input any more.
+  // latent_in is reused, because the experts have read it.
   QUIRE_ASSIGN_OR_RETURN(const ProductRows sums,
                          ProductInput(step, b.latent_sum, moe.latent, moe.latent, b.latent_in));
   return LatentOutput(step, moe, weights, sums.x, with_sum ? b.sum : nullptr);

@@ -71,8 +71,8 @@ struct IndexBuffers {
 
 // Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,
 // K the largest number of experts per token. R is T * K on a GPU, which computes all experts at
-// once, and T on the CPU, which computes one expert at a time. An expert input has the columns of
-// the latent width if the layer has one, else of hidden.
+// once, and T on the CPU, which computes one expert at a time. An expert's input has as many
+// columns as the latent width, or as `hidden` if the layer has no latent width.
 struct MoeBuffers {
   float* router_logits = nullptr;    // [T, E]
   std::uint32_t* chosen = nullptr;   // [T, K]
@@ -102,8 +102,8 @@ bool NeedsBranchBuffer(const LayerSpec& layer);
 //             1. gate_up and moe share memory with qkv and attended, mla, or recurrent, since the
 //                results of attention are not needed any more when the MLP runs. layer_context
 //                and tail_values, which are used between layers, also share this memory.
-//             2. If activations are f32, branch and normed are the same array. Otherwise branch is
-//                null, unless some branch of the model is not a plain sum or is summed over ranks.
+//             2. If activations are f32, branch and normed are the same array. Otherwise branch
+//                exists only if a branch of the model is not a plain sum or is summed over ranks.
 // Threads:    the engine thread and the ops it runs.
 // Lifetime:   movable; addresses do not change.
 struct StepBuffers {

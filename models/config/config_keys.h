@@ -1,6 +1,6 @@
 #pragma once
 
-// Decides which of the config.json keys that no reader uses are ignored, and which are refused.
+// Classifies the keys of config.json: read, ignored, unknown (named in a warning) or refused.
 
 #include <cstdint>
 #include <string>
@@ -38,9 +38,9 @@ struct ConfigKey {
 // family reads it.
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
 
-// Refuses keys that change the computation of some family, unless `family` lists them in
-// Family::keys or their value is neutral: null, false, or for some keys 0, 1 and the like. Ignores
-// keys without effect on inference. Names all other keys in one warning.
+// Refuses a key that changes the computation of some family, unless `family` lists it in
+// Family::keys or its value is neutral: null, false, or the key's neutral value, such as 0 or 1.
+// Ignores keys without effect on inference. Names all unknown keys in one warning.
 absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
                               std::vector<std::string>* warnings);
 

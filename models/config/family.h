@@ -16,9 +16,9 @@
 
 namespace quire::models {
 
-// A family's defaults for absent keys of config.json. A null value has another meaning: hidden_size
-// / num_attention_heads for head_dim, num_attention_heads for num_key_value_heads, no window for
-// sliding_window, and no cap for the softcapping keys.
+// A family's defaults for absent keys of config.json. A null value means something else:
+// hidden_size / num_attention_heads for head_dim, num_attention_heads for num_key_value_heads, no
+// window for sliding_window, and no cap for the softcapping keys.
 struct ConfigDefaults {
   double rope_theta = 10000;
   double rope_local_base_freq = 10000;
@@ -72,20 +72,19 @@ struct Family {
   // Entries of layer_types, for families with layers of different kinds. Empty: layer_types only
   // distinguishes windowed from full layers.
   std::span<const LayerTypeName> layer_types = {};
-  bool has_full_last_layer = false;  // the last layer has no window, whatever the keys say
+  bool has_full_last_layer = false;  // the last layer has no window, regardless of the keys
   // model_type of text_config, for the text model inside a multimodal model. Empty: the keys are at
   // the top level.
   absl::string_view text_model_type = "";
-  // The value false of use_qk_norm is supported. Families that list the key without this flag
-  // refuse this value.
+  // use_qk_norm may be false. Families that list the key without this flag refuse false.
   bool may_omit_qk_norm = false;
   // rope_scaling applies to layers without window only, and rope_parameters are nested.
   bool scales_full_layers_only = false;
   // In early files rope_type "su" and "yarn" mean longrope.
   bool has_old_longrope_names = false;
   // Rope settings for files without rope_scaling and rope_parameters; null: no scaling. If windowed
-  // layers have settings of their own, the default applies to full layers only. Its theta is not
-  // used.
+  // layers have separate settings, the default applies to full layers only. default_rope->theta is
+  // not used.
   const RopeConfig* default_rope = nullptr;
   TensorNames names;
   // general.architecture of GGUF files; empty if they are not supported.
@@ -96,9 +95,9 @@ struct Family {
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
   // such a key refuse it.
   std::span<const absl::string_view> gguf_keys = {};
-  // GGUF files do not contain query_pre_attn_scalar. In all published models but one its value is
-  // the head size. In the other one, which has this block_count, it is hidden_size /
-  // num_attention_heads. 0: there is no such model.
+  // GGUF files do not contain query_pre_attn_scalar. Its value is the head size, except in the
+  // published model with this block_count, where it is hidden_size / num_attention_heads. 0: no
+  // exception.
   std::uint32_t gguf_wide_block_count = 0;
   // Builds the spec of a checked configuration. Returns UNIMPLEMENTED or INVALID_ARGUMENT that
   // names the key.

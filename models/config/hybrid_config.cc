@@ -88,8 +88,8 @@ absl::StatusOr<std::vector<LayerBranch>> ReadPattern(const ConfigReader& reader,
   return layers;
 }
 
-// Returns all layers: those that `key` lists, counted from `first`, have attention, and all others
-// are recurrent.
+// Returns the branch of every layer. Layers that `key` lists, counted from `first`, have attention.
+// All others are recurrent.
 absl::StatusOr<std::vector<LayerBranch>> ReadNumbers(const ConfigReader& reader,
                                                      absl::string_view key, std::int32_t first,
                                                      std::uint32_t num_layers) {
@@ -181,7 +181,7 @@ absl::StatusOr<std::vector<LayerBranch>> ReadBranches(const ConfigReader& reader
   return ReadNumbers(reader, "full_attn_idxs", 0, num_layers);
 }
 
-// A size of recurrent layers: its key, and its value if the key is absent or null.
+// A size of recurrent layers. `absent` is its value if the key is absent or null.
 struct SizeKey {
   absl::string_view key;
   std::uint32_t* value;

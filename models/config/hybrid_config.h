@@ -42,7 +42,7 @@ absl::StatusOr<HybridConfig> ReadHybrid(const ConfigReader& reader, const Family
 absl::StatusOr<std::uint32_t> ReadAdjustedWidth(const ConfigReader& reader);
 
 // Returns the text of config.json with {"__float__": "Infinity"} in place of a bare Infinity in
-// time_step_limit, which is not JSON. Programs write both forms.
+// time_step_limit. Bare Infinity is not JSON, but some programs write it.
 std::string WithQuotedInfinity(absl::string_view text);
 
 }  // namespace quire::models

@@ -212,8 +212,8 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
-// A layer with kv_from_layer reads K rows that its source layer has rotated. Pages keep these rows
-// only as long as the mask of the source layer needs them.
+// A layer with kv_from_layer must have the rope and the mask of its source layer: the source layer
+// has rotated the K rows, and pages keep them only as long as its mask needs them.
 absl::Status ValidateSharedKv(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
   if (layer.kv_from_layer < 0) return absl::OkStatus();
@@ -272,7 +272,7 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   return ValidateSharedKv(spec, index);
 }
 
-// A knob that a device does not support.
+// A knob that no device supports, or only the CPU.
 struct Knob {
   absl::string_view name;
   bool used;
@@ -321,7 +321,7 @@ std::string UnsupportedAttention(const ModelSpec& spec, const AttentionSpec& hea
   const Knob knobs[] = {
       {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
       // Kernels of a GPU write four columns at a time.
-      {"a head_size above 512 or no multiple of 4",
+      {"a head_size above 512 or not a multiple of 4",
        heads.head_size > kernels::kMaxQkvColumns || heads.head_size % 4 != 0, true},
       {"q_bias, k_bias and v_bias that differ",
        heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
@@ -348,7 +348,7 @@ std::string UnsupportedMla(const MlaSpec& mla, DeviceKind device) {
       {"MLA cache rows of more than 576 columns, kv_lora_rank + qk_rope_head_dim",
        mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
       {"a qk_rope_head_dim above 128", mla.rope_size > kernels::kMaxLatentRope, true},
-      {"an MLA rank or head dim that is no multiple of 8",
+      {"an MLA rank or head dim that is not a multiple of 8",
        is_uneven(mla.q_lora_rank) || is_uneven(mla.kv_lora_rank) || is_uneven(mla.nope_size) ||
            is_uneven(mla.rope_size) || is_uneven(mla.v_size),
        true},
@@ -356,7 +356,7 @@ std::string UnsupportedMla(const MlaSpec& mla, DeviceKind device) {
        mla.has_indexer() && (mla.index->heads > kernels::kMaxGpuIndexHeads ||
                              mla.index->size > kernels::kMaxGpuIndexSize),
        true},
-      {"an index_head_dim that is no multiple of 8",
+      {"an index_head_dim that is not a multiple of 8",
        mla.has_indexer() && is_uneven(mla.index->size), true},
   };
   return FirstUnsupported(knobs, device);
@@ -433,7 +433,7 @@ std::string UnsupportedRows(const ModelSpec& spec, const LayerSpec& layer) {
     if (other.has_kv()) smallest = std::min(smallest, other.heads.head_size);
   }
   if (smallest == 0 || layer.heads.head_size % smallest == 0) return "";
-  return absl::StrCat("head_size ", layer.heads.head_size, ", no multiple of the smallest one, ",
+  return absl::StrCat("head_size ", layer.heads.head_size, ", not a multiple of the smallest one, ",
                       smallest, ",");
 }
 

@@ -339,7 +339,8 @@ struct LayerSpec {
 
 // Inputs of layers besides the residual stream. For layer L of a token with embedding x0 (scaled):
 //   u_L = (norm(projection_scale * W_context x0)_L + embedding[token]_L * embed_scale) * scale
-// The norm has the size of one layer's input. W_context and `embedding` hold all layers.
+// The norm has the size of one layer's input. W_context and `embedding` have the columns of all
+// layers.
 struct PerLayerInputSpec {
   std::uint32_t size = 0;   // columns per layer, LayerInputSpec::size of all layers; 0: none
   std::uint32_t vocab = 0;  // rows of the embedding

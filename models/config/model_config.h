@@ -92,7 +92,7 @@ struct ModelConfig {
   double embedding_multiplier = 1;
   double residual_multiplier = 1;
   double logits_scaling = 1;
-  bool has_rope = true;                        // position_embedding_type is "rope", if it is read
+  bool has_rope = true;                        // false: position_embedding_type is not "rope"
   std::uint32_t shared_intermediate_size = 0;  // width of an MLP beside the experts of all layers
   MoeConfig moe;
   MlaConfig mla;

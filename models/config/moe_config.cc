@@ -56,8 +56,7 @@ absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, c
     if (!layers) continue;
     if (is_sparse) sparse.assign(num_layers, false);
     for (const std::int32_t layer : *layers) {
-      // transformers ignores numbers beyond the last layer. A file with such numbers was made for
-      // another model.
+      // A file with a number beyond the last layer was made for another model.
       if (static_cast<std::uint32_t>(layer) >= num_layers) {
         return reader.Error(
             key, absl::StrCat("has layer ", layer, ", num_hidden_layers is ", num_layers));
@@ -129,8 +128,8 @@ absl::Status ReadWidths(const ConfigReader& reader, const Family& family, MoeCon
   return absl::OkStatus();
 }
 
-// Reads the keys of DeepSeek and its relatives: groups, shared experts, the method of routing and
-// the scaling factor.
+// Reads the keys of DeepSeek-like families: groups, shared experts, the method of routing and the
+// scaling factor.
 absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeConfig* moe) {
   const struct {
     absl::string_view key;

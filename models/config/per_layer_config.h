@@ -1,7 +1,7 @@
 #pragma once
 
-// The keys of config.json of models whose layers differ in head size, may read the K and V of other
-// layers, and may have inputs per layer.
+// Keys of config.json that differ by layer: head sizes, layers that read the K and V of other
+// layers, and inputs per layer.
 
 #include <cstdint>
 
@@ -20,7 +20,7 @@ struct PerLayerConfig {
   std::uint32_t num_global_key_value_heads = 0;  // KV heads of full layers
   std::uint32_t num_kv_shared_layers = 0;        // last layers that read K and V of earlier ones
   bool attention_k_eq_v = false;                 // full layers have no v_proj
-  bool use_double_wide_mlp = false;              // these last layers have an MLP of twice the width
+  bool use_double_wide_mlp = false;  // the last num_kv_shared_layers have MLPs of twice the width
   std::uint32_t hidden_size_per_layer_input = 0;  // 0: none
   std::uint32_t vocab_size_per_layer_input = 0;
 };

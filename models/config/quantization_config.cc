@@ -121,8 +121,8 @@ absl::Status ReadMxfp4(const ConfigReader& reader, formats::StoredQuantization* 
   return ReadNotConverted(reader, "modules_to_not_convert", result);
 }
 
-// Overrides per module may change width and group size. Patterns that begin with "-:" exclude
-// modules from quantization.
+// Checks `dynamic`, which maps patterns of module names to other widths and group sizes. Only
+// patterns that begin with "-:" are supported. They exclude modules from quantization.
 absl::Status CheckDynamic(const ConfigReader& reader) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> dynamic,
                          reader.OptionalObject("dynamic"));

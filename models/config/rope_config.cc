@@ -168,9 +168,9 @@ absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
                            rope.OptionalNumbers(key));
     if (!factors) return rope.Error(key, "is missing");
     if (factors->size() != rotary_size / 2) {
-      return rope.Error(key, absl::StrCat("has ", factors->size(), " entries, it must have ",
-                                          rotary_size / 2, ", half of the ", rotary_size, " of ",
-                                          context.head_dim, " columns of a head that rotate"));
+      return rope.Error(
+          key, absl::StrCat("has ", factors->size(), " entries, it must have ", rotary_size / 2,
+                            ", half of the ", rotary_size, " rotated columns of a head"));
     }
     for (const double factor : *factors) {
       if (factor > 0 && factor <= kMaxFactor) continue;
@@ -194,7 +194,8 @@ absl::Status ReadProportional(const ConfigReader& rope, RopeConfig* result) {
                     absl::StrCat("is ", result->partial, ", it must be at most 1"));
 }
 
-// The top-level key of theta, which is read if the dictionary has no rope_theta, and its default.
+// The top-level key of theta, which is read if the dictionary has no rope_theta. `absent` is theta
+// if there is no such key.
 struct ThetaSource {
   absl::string_view key;
   double absent;
@@ -215,8 +216,8 @@ absl::Status ReadTheta(const ConfigReader& config, const ConfigReader* rope,
     return absl::OkStatus();
   }
   result->theta = source.absent;
-  warnings->push_back(absl::StrCat("config.json states no ", source.key, "; ", family.name,
-                                   " takes ", source.absent));
+  warnings->push_back(
+      absl::StrCat("config.json has no ", source.key, "; ", family.name, " uses ", source.absent));
   return absl::OkStatus();
 }
 
@@ -257,7 +258,7 @@ absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const C
     return source->Error(
         kKey,
         absl::StrCat("is ", factor, ", which rotates ", columns, " of ", context.head_dim,
-                     " columns of a head, it must be an even number of 2 to ", context.head_dim));
+                     " columns of a head, that number must be even and 2 to ", context.head_dim));
   }
   if (dim && *dim != columns) {
     return source->Error(
@@ -339,8 +340,8 @@ absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeCont
     const double read_theta = settings.rope.theta;
     settings.rope = *context.family.default_rope;
     settings.rope.theta = read_theta;
-    warnings->push_back(absl::StrCat("config.json states no rope_scaling; ", context.family.name,
-                                     " takes ", RopeKindName(settings.rope.kind), " with factor ",
+    warnings->push_back(absl::StrCat("config.json has no rope_scaling; ", context.family.name,
+                                     " uses ", RopeKindName(settings.rope.kind), " with factor ",
                                      settings.rope.factor));
   }
   if (!scaling || !parameters) return settings;
@@ -357,14 +358,14 @@ absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeCont
 constexpr absl::string_view kFull = "full_attention";
 constexpr absl::string_view kSliding = "sliding_attention";
 
-// Returns the dictionary of one layer type. For families with such dictionaries, transformers does
-// not read settings at the top of rope_parameters.
+// Returns the dictionary of one layer type. Settings at the top of rope_parameters are refused,
+// because transformers does not read them in families with such dictionaries.
 absl::StatusOr<ConfigReader> NestedEntry(const ConfigReader& parameters, absl::string_view entry,
                                          const Family& family) {
   for (const std::string& key : parameters.Keys()) {
     if (key == kFull || key == kSliding) continue;
     return parameters.Unsupported(key, absl::StrCat("by ", family.name, " (supported: ", kFull,
-                                                    " and ", kSliding, ", with settings each)"));
+                                                    " and ", kSliding, ", each with settings)"));
   }
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> found, parameters.OptionalObject(entry));
   if (!found) return parameters.Error(entry, "is missing");

@@ -163,12 +163,12 @@ absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t
     if (!std::isfinite(table.inv_freq[i])) {
       return absl::InvalidArgumentError(
           absl::StrCat("rope frequency ", i, " of ", table.inv_freq.size(), " is ",
-                       table.inv_freq[i], " with theta ", config.theta));
+                       table.inv_freq[i], " with theta ", config.theta, ", it must be finite"));
     }
   }
   if (!std::isfinite(table.attention_factor)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rope attention factor is ", table.attention_factor));
+        absl::StrCat("rope attention factor is ", table.attention_factor, ", it must be finite"));
   }
   return table;
 }

@@ -115,8 +115,8 @@ struct TensorNames {
   absl::string_view stacked_gate_up = "";
   absl::string_view stacked_down = "";
   bool stacked_in_halves = false;  // the columns of gate precede those of up
-  // True: these stacks are [experts, outputs, inputs], and the rows of up follow those of gate.
-  // Some files of such models, and of those with stacked_in_halves, have one tensor per expert.
+  // True: these stacks are [experts, outputs, inputs], with the rows of gate before those of up. If
+  // this or stacked_in_halves is true, some files have one tensor per expert instead.
   bool stacks_are_output_major = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output

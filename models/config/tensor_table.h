@@ -104,7 +104,7 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer);
 
 enum class TensorKind : std::uint8_t {
   kNorm,         // NAME.weight [rows], where the layer has the norm
-  kVector,       // NAME [rows] or, with columns, [rows, columns]; dimensions of 1 do not count
+  kVector,       // NAME [rows] or, with columns, [rows, columns]; dimensions of 1 are optional
   kMatrix,       // NAME.weight [rows, columns], NAME.bias [rows]
   kUnconverted,  // like kMatrix, but model.quantization does not apply
   // NAME.weight [heads * rows of a head, columns], cut into one matrix per head. In families that

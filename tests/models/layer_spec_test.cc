@@ -299,10 +299,10 @@ TEST(LayerSpecTest, RejectsCpuOnlyOptionsOnAGpu) {
   };
   const Knob knobs[] = {
       {"head_size above 512", [&](ModelSpec& s) { heads_of(s, 516); }},
-      {"no multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
+      {"not a multiple of 4", [&](ModelSpec& s) { heads_of(s, 62); }},
       {"more than 576 columns", [&](ModelSpec& s) { latent(s, sizes(520, 64, 64)); }},
       {"qk_rope_head_dim above 128", [&](ModelSpec& s) { latent(s, sizes(64, 136, 64)); }},
-      {"an MLA rank or head dim that is no multiple of 8",
+      {"an MLA rank or head dim that is not a multiple of 8",
        [&](ModelSpec& s) { latent(s, sizes(512, 64, 60)); }},
   };
   ExpectCpuOnly(knobs);

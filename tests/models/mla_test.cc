@@ -147,7 +147,7 @@ TEST(MlaSpecTest, GpusAcceptIndexersWithinTheLimitsOfTheirKernels) {
         {{{"index_head_dim", 136}},
          "layer 0 with an indexer of more than 64 heads or more than 128 columns is not supported"},
         {{{"index_head_dim", 28}},
-         "layer 0 with an index_head_dim that is no multiple of 8 is not supported"}};
+         "layer 0 with an index_head_dim that is not a multiple of 8 is not supported"}};
     for (const auto& c : refused) {
       const auto wide = Read(folder, c.changes, DeviceKind::kCuda);
       EXPECT_EQ(wide.status().code(), absl::StatusCode::kUnimplemented) << c.changes;
