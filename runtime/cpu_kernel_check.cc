@@ -304,7 +304,7 @@ class TwoSequences {
  public:
   static constexpr std::uint32_t kKvHeads = 2, kHeadSize = 64, kColumns = kKvHeads * kHeadSize;
   static constexpr std::uint32_t kPrompt = 20;  // tokens of the first sequence, all of them new
-  static constexpr std::uint32_t kCached = 65;  // cached tokens of the second, which has a new one
+  static constexpr std::uint32_t kCached = 65;  // of the second sequence, which has 1 new token
 
   // Stores the tokens of both sequences. The pages of each are not adjacent.
   explicit TwoSequences(const Backend& backend) {

@@ -222,9 +222,8 @@ std::span<const std::uint32_t> CpuRunner::WantedTokens(const StepBatch& batch,
   return wanted_;
 }
 
-// If the KV rows of layers differ in size, the collection of slots cannot tell which bytes belong
-// to the first tokens, and whole pages are copied. The additional tokens are overwritten before
-// they are read.
+// If the KV rows of layers differ in size, the first tokens of a page are not at the same bytes in
+// all slots, so whole pages are copied. The additional tokens are overwritten before they are read.
 absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
   if (batch.clears.empty() && batch.copies.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvCollection slots,

@@ -188,7 +188,7 @@ absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& f
     AttentionSpec& heads = spec.layers[i].heads;
     if (!config.windows.empty()) heads.window = config.windows[i];
     if (heads.window != 0 && config.local_rope) heads.rope = 1;
-    // A window as long as the context has no effect, and would cost a layer group of its own.
+    // A window as long as the context has no effect, but would require a separate layer group.
     if (heads.window >= spec.max_position) heads.window = 0;
     if (!config.rope_layers.empty() && !config.rope_layers[i]) heads.rope = -1;
   }

@@ -153,7 +153,8 @@ absl::Status CheckName(absl::string_view key, absl::string_view value, absl::str
                        const Family& family);
 
 // Turns the layers that config.moe lists into MoE layers with the routing of `moe`. config.moe
-// states the number of experts and their width. Their other fields are those of the dense MLP.
+// states the number of experts and their width. Other fields of MoeSpec::expert are those of the
+// dense MLP.
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 
 // Makes attention independent of positions.

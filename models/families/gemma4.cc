@@ -155,7 +155,7 @@ absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
     if (layer.kv_from_layer < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "num_kv_shared_layers is ", own.num_kv_shared_layers, ", but no layer before ", first,
-          " has the type of layer ", i, "; lower it"));
+          " has the type of layer ", i, "; set a lower number"));
     }
     if (own.use_double_wide_mlp) layer.dense.intermediate *= 2;
   }

@@ -261,7 +261,7 @@ class GgufConfigReader {
     const std::uint32_t heads = config_.num_attention_heads;
     const std::string kv_key = Key("attention.head_count_kv");
     config_.num_key_value_heads = heads;
-    // Layers of some families differ (ReadGgufPerLayer).
+    // In some families the number differs by layer (ReadGgufPerLayer).
     if (!FamilyReads("attention.key_length_swa")) {
       QUIRE_ASSIGN_OR_RETURN(
           config_.num_key_value_heads,
@@ -598,8 +598,8 @@ class GgufConfigReader {
     }
     constexpr absl::string_view kLogMultiplier = "rope.scaling.yarn_log_multiplier";
     if (!FamilyReads(kLogMultiplier) || !keys().Has(kLogMultiplier)) return absl::OkStatus();
-    // The key is 0.1 * mscale_all_dim, rounded to f32. mscale has no key; published models have
-    // the same value.
+    // The key is 0.1 * mscale_all_dim, rounded to f32. mscale has no key. In published models it
+    // equals mscale_all_dim.
     QUIRE_ASSIGN_OR_RETURN(const double multiplier, keys().Positive(kLogMultiplier, 0));
     rope->mscale_all_dim = static_cast<float>(multiplier / 0.1);
     rope->mscale = rope->mscale_all_dim;

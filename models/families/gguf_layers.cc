@@ -37,7 +37,7 @@ absl::Status CheckDenseLayers(const GgufSource& source, const MoeConfig& moe) {
 
 absl::Status ReadRouting(const GgufSource& source, MoeConfig* moe) {
   const GgufKeys& keys = source.keys;
-  // Without groups, writers state 0 groups or 1 group. Without a factor, they state a factor of 0.
+  // Writers encode the absence of groups as 0 or 1, and the absence of a factor as 0.
   if (source.Reads("expert_group_count")) {
     for (const auto& [key, count] : {std::pair("expert_group_count", &moe->n_group),
                                      {"expert_group_used_count", &moe->topk_group}}) {
@@ -275,8 +275,8 @@ absl::Status ReadGgufChunks(const GgufSource& source, ModelConfig* config) {
   const GgufKeys& keys = source.keys;
   const ConfigDefaults& absent = source.family.defaults;
   // Files have no keys for the chunk size, the layers without rope, temperature tuning and the
-  // norms of q and k. The values below are those of the published models. Files of other models
-  // state a window of 0.
+  // norms of q and k. The values below are those of the published models. A window of 0 marks a
+  // file of another model.
   constexpr absl::string_view kWindow = "attention.sliding_window";
   if (keys.Has(kWindow)) {
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t window,

@@ -8,7 +8,7 @@ namespace {
 
 constexpr absl::string_view kArchitectures[] = {"GlmMoeDsaForCausalLM"};
 constexpr absl::string_view kModelTypes[] = {"glm_moe_dsa"};
-// qk_head_dim is qk_nope_head_dim + qk_rope_head_dim and not read.
+// qk_head_dim is accepted but not read: it equals qk_nope_head_dim + qk_rope_head_dim.
 constexpr auto kKeys =
     JoinKeys(kDeepseekKeys, {"qk_head_dim", "index_topk", "index_n_heads", "index_head_dim",
                              "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset",

@@ -83,7 +83,7 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
     moe.shared = shared;
     UseExperts(config, moe, &spec);
   }
-  // The norm is over all columns, however many groups share B and C.
+  // The norm is over all columns. Mamba's groups of B and C do not matter here.
   UseMamba(config, /*norm_groups=*/1, &spec);
   return spec;
 }

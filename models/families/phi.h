@@ -17,8 +17,8 @@ namespace quire::models {
 const Family& Phi3Family();
 
 // Returns the window in tokens of a GGUF file without phi3.attention.sliding_window; 0 means none.
-// Early converters left the key out, so the published models of that time are identified by their
-// sizes. Returns nullopt for other sizes. llama.cpp uses the same rule.
+// Early converters left the key out, so published models are identified by their sizes. Returns
+// nullopt for other sizes. llama.cpp uses the same rule.
 std::optional<std::uint32_t> Phi3GgufWindow(std::uint32_t context_length,
                                             std::uint32_t block_count);
 

@@ -53,7 +53,7 @@ absl::Status NoConfigError(const formats::ModelFiles& files) {
   if (files.Has("snapshots")) {
     hint = "; the directory is a download cache; set the model path to a directory in snapshots";
   } else if (files.Has("params.json")) {
-    hint = "; the layout with params.json is not supported, use the Hugging Face one";
+    hint = "; the layout with params.json is not supported, use the Hugging Face layout";
   }
   return absl::NotFoundError(absl::StrCat(files.LabelOf("config.json"), ": no such file", hint));
 }
@@ -225,8 +225,8 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
   return absl::OkStatus();
 }
 
-// hidden_act and hidden_activation are synonyms, except in families that read hidden_activation or
-// mlp_hidden_act only. Their files have arbitrary values of hidden_act.
+// hidden_act and hidden_activation are synonyms, except in families that read only
+// hidden_activation or mlp_hidden_act. Files of such families have arbitrary values of hidden_act.
 absl::Status ReadActivation(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   for (const absl::string_view key : {"hidden_activation", "mlp_hidden_act"}) {
     if (!ReadsKey(family, key)) continue;
@@ -455,7 +455,7 @@ absl::Status ReadRope(const ConfigReader& reader, const Family& family, ModelCon
     config->windows.back() = 0;
     config->warnings.push_back(
         absl::StrCat("the window of the last layer is ignored: ", family.name,
-                     " computes it with full attention, as transformers does"));
+                     " computes this layer with full attention, as transformers does"));
   }
   QUIRE_ASSIGN_OR_RETURN(
       config->chunks, ReadChunks(reader, family, config->num_hidden_layers, config->rope_layers));

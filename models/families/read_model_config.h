@@ -4,8 +4,8 @@
 // names the file and the key and, for a value out of range, the value and the limit.
 //
 // An absent key, a null and a zero can have different meanings. For an absent key the family's
-// default is used. A null means what the key's reader says (the same as absent, off, or an error).
-// Zero is an ordinary value. rope_config.h describes the forms of rope settings. Keys of
+// default is used. Depending on the key, a null means absent or off, or is an error. Zero is an
+// ordinary value. rope_config.h describes the forms of rope settings. Keys of
 // generation_config.json take precedence over those of config.json.
 //
 // A key that this family does not read, but that changes the computation in another family, is

@@ -99,9 +99,9 @@ class Joiner {
     }
     QUIRE_RETURN_IF_ERROR(CheckNotConverted(joined, warnings));
     if (joined.empty()) {
-      warnings->push_back(absl::StrCat("quantization_config says ",
+      warnings->push_back(absl::StrCat("quantization_config is ",
                                        formats::StoredTypeName(quantization_),
-                                       ", but no tensor of the checkpoint is of that kind"));
+                                       ", but no tensor of the checkpoint has that format"));
     }
     if (num_activation_scales_ > 0) {
       warnings->push_back(absl::StrCat(
@@ -406,8 +406,8 @@ absl::Status Joiner::CheckNotConverted(const std::vector<formats::StoredTensor>&
     for (const formats::StoredTensor& matrix : joined) {
       const absl::string_view module = absl::StripSuffix(matrix.name, ".weight");
       if (!IsNamedBy(module, entry)) continue;
-      return Refuse(matrix.quantized->parts().codes, "is quantized, but quantization_config says ",
-                    "that ", entry, " is not");
+      return Refuse(matrix.quantized->parts().codes, "is quantized, but quantization_config ",
+                    "excludes ", entry);
     }
     // A tied head has no tensors.
     const bool is_there = std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& tensor) {

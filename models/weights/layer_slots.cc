@@ -267,7 +267,7 @@ class RowFinder {
   absl::StatusOr<LinearSlot> CutHead(const formats::StoredTensor& whole, const HeadRows& head,
                                      std::uint32_t number, std::int64_t first) const {
     const std::int64_t rows = ExtentOf(head.rows).size;
-    // For quantized weights, these bytes have the right size but are not the bytes of the rows.
+    // If `whole` is quantized, only the size of `bytes` is right. Its rows are read by first_row.
     const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
     first += ExtentOf(head.first).size;
     formats::StoredTensor piece = whole;

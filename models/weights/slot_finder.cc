@@ -141,7 +141,7 @@ std::vector<const formats::StoredTensor*> CutRows(SlotFinder& finder,
                                                   const formats::StoredTensor& whole,
                                                   std::span<const RowRange> picked) {
   if (picked.size() == 1 && picked[0].count == whole.shape[0]) return {&whole};
-  // For quantized weights, these bytes have the right size but are not the bytes of the rows.
+  // If `whole` is quantized, only the size of `bytes` is right. Its rows are read by first_row.
   const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
   std::vector<const formats::StoredTensor*> pieces;
   for (const RowRange& rows : picked) {

@@ -6,8 +6,8 @@
 // Place:      below FindWeights (weights.h).
 // Invariants: a tensor that Find or FindVector returned counts as used.
 // Threads:    one thread.
-// Lifetime:   SlotFinder must not outlive the checkpoint, nor FormChooser the target. Tensors cut
-//             from larger ones live as long as the vector that TakePieces returned.
+// Lifetime:   SlotFinder must not outlive the checkpoint. FormChooser must not outlive the target.
+//             Tensors cut from larger ones live as long as the vector that TakePieces returned.
 
 #include <cstdint>
 #include <initializer_list>
@@ -47,8 +47,8 @@ class SlotFinder {
                                                     std::initializer_list<Extent> extents) {
     return Find(name, {extents.begin(), extents.size()}, /*counts_ones=*/true);
   }
-  // Like Find, but dimensions of 1 do not count and quantized tensors are refused. Returns the
-  // tensor as a vector of all elements.
+  // Like Find, but ignores dimensions of 1 and refuses quantized tensors. Returns the tensor as a
+  // vector of all elements.
   absl::StatusOr<const formats::StoredTensor*> FindVector(const std::string& name,
                                                           std::span<const Extent> extents);
   // Returns null if there is no such tensor. Does not mark the tensor as used.

@@ -169,7 +169,7 @@ auto ExpertsOf(Layer& layer) {
 // Returns the first matrix of a slot whose form on a GPU differs from that of `like`, or null.
 const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
                             const WeightTarget& target) {
-  const auto held = [&target](MatrixForm form) {
+  const auto gpu_form = [&target](MatrixForm form) {
     // GPUs store unquantized weights in the dtype of activations (CudaPacking).
     if (form.is_plain() && target.activation == DType::kBF16) form.dtype = DType::kBF16;
     return form;
@@ -177,7 +177,7 @@ const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
   for (std::size_t i = 0; i < slot.matrices.size(); ++i) {
     const MatrixSlot& matrix = slot.matrices[i];
     if (i >= like.matrices.size() || matrix.n != like.matrices[i].n ||
-        held(matrix.form) != held(like.matrices[i].form)) {
+        gpu_form(matrix.form) != gpu_form(like.matrices[i].form)) {
       return &matrix;
     }
   }
@@ -225,7 +225,7 @@ void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
       "format without loss; model.quantization int8_g32 quantizes them to about 1 byte each"));
 }
 
-void WarnOfSecondRounding(const WeightTarget& target, WeightSlots* slots) {
+void WarnOfRequantization(const WeightTarget& target, WeightSlots* slots) {
   const formats::StoredTensor* blocks = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
     for (const formats::StoredTensor* part : slot.parts) {
@@ -257,7 +257,7 @@ absl::Status NoFp8Error(const WeightTarget& target) {
 
 // Turns on dynamic activation quantization for fp8 matrices. The matrices of experts are not
 // row-major, since GroupedLinear does not run on fp8 tensor cores.
-absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
+absl::Status QuantizeFp8Activations(const WeightTarget& target, WeightSlots* slots) {
   bool has_fp8 = false;
   const bool allows_row_major = target.cuda && target.activation == DType::kBF16;
   const auto round = [&](LinearSlot* slot) {
@@ -291,12 +291,12 @@ absl::Status RoundFp8Rows(const WeightTarget& target, WeightSlots* slots) {
   return has_fp8 ? absl::OkStatus() : NoFp8Error(target);
 }
 
-void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
-  std::int64_t rounded = 0, useless = 0;
+void WarnOfUselessFp8Activations(const WeightTarget& target, WeightSlots* slots) {
+  std::int64_t quantized = 0, useless = 0;
   const MatrixSlot* first = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
     if (!slot.form.quantizes_activations) return;
-    ++rounded;
+    ++quantized;
     if (target.multiplies_fp8 && kernels::SupportsFp8Product(slot.form.ShapeOf(slot.n, slot.k))) {
       return;
     }
@@ -305,7 +305,7 @@ void WarnOfUselessRounding(const WeightTarget& target, WeightSlots* slots) {
   });
   if (useless == 0) return;
   slots->warnings.push_back(absl::StrCat(
-      "model.fp8_activations quantizes the inputs of ", rounded, " matrices, but ", useless,
+      "model.fp8_activations quantizes the inputs of ", quantized, " matrices, but ", useless,
       " of them, such as ", first->parts[0]->name, ", are not multiplied in fp8, which costs ",
       "accuracy and saves no time; fp8 products need a GPU of compute capability 9.0, bf16 ",
       "activations, a matrix that is not an expert's, and one scale per row or multiple of 128 ",
@@ -407,10 +407,10 @@ absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames
   CountParameters(finder, spec, names, &slots);
   if (target.cuda) QUIRE_RETURN_IF_ERROR(CheckExpertForms(target, slots));
   slots.quantized_format = MostCommonQuantizedForm(slots);
-  WarnOfSecondRounding(target, &slots);
+  WarnOfRequantization(target, &slots);
   WarnOfWidening(target, &slots);
-  if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(RoundFp8Rows(target, &slots));
-  WarnOfUselessRounding(target, &slots);
+  if (target.fp8_activations) QUIRE_RETURN_IF_ERROR(QuantizeFp8Activations(target, &slots));
+  WarnOfUselessFp8Activations(target, &slots);
   return slots;
 }
 

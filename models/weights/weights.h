@@ -45,7 +45,7 @@ struct LinearSlot {
 struct VectorSlot {
   std::vector<const formats::StoredTensor*> parts;  // concatenated; empty: the spec has none
   float offset = 0;  // added to every element, NormSpec::weight_offset
-  float scale = 1;   // multiplies every element before, NormSpec::weight_scale
+  float scale = 1;   // multiplies every element before `offset` is added, NormSpec::weight_scale
 };
 
 using MlaSlots = MlaTensors<VectorSlot, LinearSlot>;
@@ -86,9 +86,9 @@ struct WeightTarget {
 // Finds every tensor, checks shapes and types, rejects tensors that the model does not use, and
 // chooses the form of every matrix. REQUIRES: CheckSupported(spec) is OK.
 //
-// Returns INVALID_ARGUMENT that names the tensor and either both shapes and the keys of config.json
-// behind them, or its inputs and the requirement of model.quantization. Returns INVALID_ARGUMENT if
-// fp8_activations is set and no matrix is fp8. Returns UNIMPLEMENTED for a type that the device
+// Returns INVALID_ARGUMENT that names the tensor if its shape is wrong (with both shapes and the
+// keys of config.json) or model.quantization does not support its number of inputs. Also returns it
+// if fp8_activations is set and no matrix is fp8. Returns UNIMPLEMENTED for a type that the device
 // does not support, and for experts of one layer that a GPU would store in different forms.
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
@@ -205,10 +205,11 @@ auto VectorsOf(Layer& layer) {
 // Lifetime:   owns its memory; the checkpoint may be destroyed after Load.
 class Weights {
  public:
-  // Reads and packs with all threads, and logs its progress. Returns INVALID_ARGUMENT that names
-  // the tensor, the element and its value if one is NaN or infinite, or the row if a scale is
-  // beyond f16; RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: the slots were found
-  // for the same target; on a GPU the backend has an uploader.
+  // Reads and packs with all threads, and logs its progress. Returns INVALID_ARGUMENT for an
+  // element that is NaN or infinite (with the tensor, the element and its value) and for a scale
+  // beyond f16 (with the tensor and the row). Returns RESOURCE_EXHAUSTED if memory cannot be
+  // allocated. REQUIRES: the slots were found for the same target; on a GPU the backend has an
+  // uploader.
   static absl::StatusOr<Weights> Load(const WeightSlots& slots, const kernels::Backend& backend,
                                       const WeightTarget& target);
 

@@ -164,10 +164,9 @@ TEST(Gemma4ConfigTest, AbsentKeysHaveTheDefaultsOfTransformers) {
     EXPECT_EQ(read->spec.layers[i].heads.window, i == 4 ? 0u : 24u);
   }
   EXPECT_EQ(read->spec.layers[4].heads.head_size, 64u);
-  EXPECT_THAT(
-      read->config.warnings,
-      testing::Contains(HasSubstr(
-          "the window of the last layer is ignored: gemma4 computes it with full attention")));
+  EXPECT_THAT(read->config.warnings,
+              testing::Contains(HasSubstr("the window of the last layer is ignored: gemma4 "
+                                          "computes this layer with full attention")));
   config.erase("sliding_window");
   config["max_position_embeddings"] = 4096;
   EXPECT_EQ(SpecOf(config).layers[0].heads.window, 512u);
