@@ -211,7 +211,7 @@ CpuCheck CheckCpu(const DeviceOptions& device, const CpuCheckOptions& options) {
   check.status = absl::FailedPreconditionError(
       absl::StrCat("device.cpu.isa is ", device.isa, ", instruction set ", last.level,
                    " fails its check on this machine: ", Describe(*last.FindFault()),
-                   is_auto ? "; all others failed too, which quired --self-check shows"
+                   is_auto ? "; all other instruction sets failed too, as quired --self-check shows"
                            : "; set device.cpu.isa to auto"));
   return check;
 }

@@ -327,9 +327,9 @@ models::StepStates CudaRunner::State::States() {
                      .max_rows = rows}};
 }
 
-// Pages are cleared as a whole. If the KV rows of layers differ in size, pages are also copied as a
-// whole, because the collection of slots cannot tell which bytes belong to the first tokens. Index
-// rows, which follow the other rows of a page, are cleared and copied separately.
+// Clears whole pages. If the KV rows of layers differ in size, the first tokens of a page are not
+// at the same bytes in all slots, so whole pages are copied too. Index rows, which follow the other
+// rows of a page, are cleared and copied separately.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -417,8 +417,8 @@ absl::Status CudaRunner::State::EnqueueTail() {
                       .tail = arrays});
 }
 
-// Ops choose their kernels by the number of tokens. The thresholds of an op are powers of two, or
-// the op has a single threshold somewhere between one token and the largest step.
+// Enqueues steps of p and p + 1 tokens for every power of two p. These steps use all kernels,
+// because the kernels of an op change at powers of two or at a single other number of tokens.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));

@@ -71,7 +71,7 @@ def functions(listing):
         elif code is not None and (match := LINE.match(line)):
             parts = INSTRUCTION.match(match[2])
             if not parts:
-                raise CodeError(f"{match[2]!r} is no instruction")
+                raise CodeError(f"{match[2]!r} is not an instruction")
             guard, opcode, operands = parts.groups()
             code.append(Instruction(int(match[1], 16), guard or "", opcode.split(".")[0], operands))
     return result

@@ -53,7 +53,7 @@ def measurement_faults(measurement):
         if not isinstance(row, list) or len(row) != len(columns):
             yield f"row {number} does not have {len(columns)} values, one per column"
         elif not all(value is None or type(value) in (str, int, float) for value in row):
-            yield f"row {number} has a value that is no number, text or null"
+            yield f"row {number} has a value that is not a number, a text or null"
 
 
 def faults(name, document):

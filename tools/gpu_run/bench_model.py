@@ -4,7 +4,7 @@
 QUIRE is the client, whose make-model writes the tokenizer and the configuration of SHAPE. KIND is
 
     bf16    no weights; serve it with model.load_mode=dummy
-    moe     likewise, with the layers of Qwen3-30B-A3B, or small ones for the shape tiny
+    moe     no weights either; layers of Qwen3-30B-A3B, or small ones for the shape tiny
     fp8     weights in e4m3 with one scale per output (compressed-tensors), because dummy weights are not quantized
 """
 

@@ -31,9 +31,9 @@ def cubins(content):
 
 
 def sections(cubin):
-    """Yields name and content of the sections of an ELF file of 64 bits."""
+    """Yields name and content of the sections of a 64-bit ELF file."""
     if cubin[:5] != b"\x7fELF\x02":
-        raise CodeError("a cubin is compressed or no ELF file of 64 bits")
+        raise CodeError("a cubin is compressed or not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", cubin, 40)
     size, count, names = struct.unpack_from("<HHH", cubin, 58)
     rows = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
@@ -48,7 +48,7 @@ def hashes(content):
         return {(name.removeprefix(".text."), capability): hashlib.sha256(code).hexdigest()[:16]
                 for capability, cubin in cubins(content) for name, code in sections(cubin) if name.startswith(".text.")}
     except (struct.error, IndexError, ValueError) as error:
-        raise CodeError(f"not a fat binary at a magic number: {error}") from error
+        raise CodeError(f"the magic number of a fat binary is not followed by one: {error}") from error
 
 
 def on_device(found, capability):

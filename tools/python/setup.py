@@ -25,7 +25,7 @@ def make_messages(target):
         arguments = ["protoc", f"-I{HERE / 'proto'}", f"-I{pathlib.Path(grpc_tools.__file__).parent / '_proto'}"]
         arguments += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
         if not protos or protoc.main([*arguments, *map(str, protos)]) != 0:
-            raise RuntimeError(f"protoc made no messages of {HERE / 'proto'}")
+            raise RuntimeError(f"protoc generated no messages from {HERE / 'proto'}")
         target.mkdir(parents=True, exist_ok=True)
         for made in sorted(pathlib.Path(out, "quire", "v1").iterdir()):
             text = re.sub(r"^from quire\.v1 import", "from . import", made.read_text("utf-8"), flags=re.MULTILINE)

@@ -59,7 +59,7 @@ constexpr absl::string_view kBash = R"sh(_@NAME@() {
     local current=${COMP_WORDS[COMP_CWORD]} command="" option="" last="" words="" options="" word
     local before=("${COMP_WORDS[@]:1:COMP_CWORD-1}")
     if [[ $current == "=" ]]; then before+=("="); current=""; fi
-    # Which command it is, and which option waits for its value. Bash makes three words of --a=b.
+    # Finds the command, and the option that expects a value. Bash splits --a=b into three words.
     for word in "${before[@]}"; do
         if [[ $word == "=" ]]; then option=$last; continue; fi
         if [[ -n $option ]]; then option="" last=""; continue; fi

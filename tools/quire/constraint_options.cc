@@ -50,8 +50,7 @@ void AddConstraintOptions(CLI::App* cmd, v1::Constraint* constraint) {
   schema->excludes(regex)->excludes(grammar)->excludes(choice);
   regex->excludes(grammar)->excludes(choice);
   grammar->excludes(choice);
-  // Without a JSON constraint, the server refuses the white space, with an error that names the
-  // field.
+  // Without a JSON constraint, the server refuses this option with an error that names the field.
   AddWord(cmd, "--constraint-whitespace",
           "white space between JSON tokens: bounded or compact (with --schema, the default is "
           "compact)",

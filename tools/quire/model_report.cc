@@ -122,7 +122,7 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
 }
 
 absl::string_view FindGroup(const models::TensorNames& names, absl::string_view name) {
-  // The name of the embedding may be the beginning of the next four.
+  // The embedding is checked after these names, because its name may be a prefix of them.
   if (IsPartOfAny(name, {names.input_embedding, names.input_context, names.input_norm})) {
     return "layer inputs";
   }

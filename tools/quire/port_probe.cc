@@ -96,7 +96,7 @@ std::string ExplainGrpcFailure(absl::string_view host_port, bool uses_tls) {
     case PortKind::kTls:
       return uses_tls ? ""
                       : absl::StrCat(host_port,
-                                     " speaks TLS; give --tls-ca FILE with the CA of the server's "
+                                     " uses TLS; give --tls-ca FILE with the CA of the server's "
                                      "certificate");
     case PortKind::kGrpc:
       return uses_tls ? absl::StrCat(host_port, " has no TLS; write http:// or leave out --tls-ca")
@@ -117,7 +117,7 @@ std::string ExplainHttpFailure(absl::string_view url) {
           " is a gRPC port (server.grpc.listen); give an HTTP port, by default 8000 "
           "for openai.listen and 9464 for the metrics of server.http.listen");
     case PortKind::kTls:
-      return absl::StrCat(host_port, " speaks TLS; write https://", host_port);
+      return absl::StrCat(host_port, " uses TLS; write https://", host_port);
     default:
       return "";
   }

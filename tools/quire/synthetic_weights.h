@@ -1,9 +1,9 @@
 #pragma once
 
 // Writes random weights for the shapes of synthetic_model.h. The safetensors file and the GGUF file
-// have the same weights, so that servers that read only one format compute the same model. As GGUF
-// requires, some values are stored as other values in the GGUF file (norm weights plus 1, A_log as
-// -exp(A_log)), and some rows in another order.
+// have the same weights, so that servers that read only one format compute the same model. GGUF
+// requires some values in another form (norm weights plus 1, A_log as -exp(A_log)) and some rows in
+// another order.
 //
 // Place:      used by `quire make-model`.
 // Invariants: a value depends only on the seed, the position of its tensor in the model, the kind
