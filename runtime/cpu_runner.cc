@@ -272,7 +272,7 @@ absl::Status CpuRunner::Forward(const StepBatch& batch) {
                                  .tail_kv = tail_kv_});
 }
 
-absl::Status CpuRunner::Head(const StepBatch& batch) {
+absl::Status CpuRunner::RunHead(const StepBatch& batch) {
   const std::size_t vocab = model.spec.vocab_size;
   const std::uint32_t total = static_cast<std::uint32_t>(batch.logits_tokens.size());
   std::uint32_t* const tokens = buffers.head_tokens;
@@ -293,7 +293,7 @@ absl::Status CpuRunner::Head(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::Status CpuRunner::Pools(const StepBatch& batch) {
+absl::Status CpuRunner::ComputePools(const StepBatch& batch) {
   for (std::size_t p = 0; p < batch.pools.size(); ++p) {
     const StepPool& pool = batch.pools[p];
     const std::size_t hidden = model.spec.hidden;
@@ -349,8 +349,8 @@ absl::Status CpuRunner::Step(const StepBatch& batch) {
     QUIRE_RETURN_IF_ERROR(PreparePages(batch));
     if (!batch.rows.empty()) QUIRE_RETURN_IF_ERROR(Forward(batch));
   }
-  if (!batch.has_late_samples()) QUIRE_RETURN_IF_ERROR(Head(batch));
-  return Pools(batch);
+  if (!batch.has_late_samples()) QUIRE_RETURN_IF_ERROR(RunHead(batch));
+  return ComputePools(batch);
 }
 
 absl::Status CpuRunner::Run(const StepBatch& batch) {
@@ -364,7 +364,7 @@ absl::Status CpuRunner::Run(const StepBatch& batch) {
 }
 
 void CpuRunner::SampleLate(const StepBatch& batch) {
-  late_error_ = Head(batch);
+  late_error_ = RunHead(batch);
 }
 
 absl::StatusOr<const StepResult*> CpuRunner::Collect() {

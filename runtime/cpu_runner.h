@@ -75,8 +75,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   // Returns for each row the number of its last tokens whose output the step needs. Returns an
   // empty span if all layers compute all tokens.
   std::span<const std::uint32_t> WantedTokens(const StepBatch& batch, std::uint32_t batch_size);
-  absl::Status Head(const StepBatch& batch);
-  absl::Status Pools(const StepBatch& batch);
+  absl::Status RunHead(const StepBatch& batch);
+  absl::Status ComputePools(const StepBatch& batch);
   // Compute the samples and prompt log-probabilities whose logits are rows [begin, end) of
   // logits_tokens.
   absl::Status SampleBlock(const StepBatch& batch, std::uint32_t begin, std::uint32_t end);

@@ -100,7 +100,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status EnqueueAllKinds();
   absl::Status EnqueueTail();
   absl::Status EnqueueSamplerKinds();
-  absl::Status Head(std::uint32_t begin, std::uint32_t end);
+  absl::Status RunHead(std::uint32_t begin, std::uint32_t end);
   // Reports logits and computes samples and prompt log-probabilities of rows [begin, end) of
   // logits_tokens, whose logits are in their buffer.
   absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
@@ -111,7 +111,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status ComputePromptLogprobs(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                                      std::uint32_t slot);
 
-  absl::Status Pools(const StepBatch& batch, std::uint32_t slot);
+  absl::Status ComputePools(const StepBatch& batch, std::uint32_t slot);
 
   // Wait for an event, or for all work enqueued so far. With a communicator they also return if the
   // group of ranks is aborted.
@@ -382,7 +382,7 @@ absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has
                                                 .states = States(),
                                                 .comm = options.comm,
                                                 .index = index ? &*index : nullptr}));
-  return Head(0, std::min(num_tokens, sizes.buffers.head_rows));
+  return RunHead(0, std::min(num_tokens, sizes.buffers.head_rows));
 }
 
 absl::Status CudaRunner::State::RunGraph(std::uint32_t bucket) {
@@ -492,7 +492,7 @@ absl::Status CudaRunner::State::Forward(const StepBatch& batch, const PackedStep
                                  .tail = step.tail ? &tail_of : nullptr});
 }
 
-absl::Status CudaRunner::State::Head(std::uint32_t begin, std::uint32_t end) {
+absl::Status CudaRunner::State::RunHead(std::uint32_t begin, std::uint32_t end) {
   return models::DecoderHead(model.spec, *model.weights, backend, &buffers,
                              buffers.head_tokens + begin, end - begin);
 }
@@ -536,7 +536,7 @@ absl::Status CudaRunner::State::SampleLate(const StepBatch& batch, std::uint32_t
     const std::uint32_t end = std::min(num_logits, begin + head_rows);
     TakeSamples(batch, begin, end, SamplePass::kLate);
     if (sampling_rows.empty()) continue;
-    if (in_buffer != begin) QUIRE_RETURN_IF_ERROR(Head(begin, end));
+    if (in_buffer != begin) QUIRE_RETURN_IF_ERROR(RunHead(begin, end));
     in_buffer = begin;
     QUIRE_RETURN_IF_ERROR(Sample(batch, slot));
   }
@@ -551,7 +551,7 @@ absl::Status CudaRunner::State::ComputePromptLogprobs(const StepBatch& batch, st
 }
 
 // The copies follow the sums on the stream, so they are complete before Collect reads them.
-absl::Status CudaRunner::State::Pools(const StepBatch& batch, std::uint32_t slot) {
+absl::Status CudaRunner::State::ComputePools(const StepBatch& batch, std::uint32_t slot) {
   const std::size_t hidden = model.spec.hidden;
   auto* const sums = static_cast<float*>(pooled.data());
   float* host = static_cast<float*>(pooled_host.data()) + slot * sizes.limits.max_rows * hidden;
@@ -579,10 +579,10 @@ absl::Status CudaRunner::State::Compute(const StepBatch& batch, const PackedStep
   QUIRE_RETURN_IF_ERROR(Forward(batch, step));
   for (std::uint32_t begin = 0; begin < num_logits; begin += sizes.buffers.head_rows) {
     const std::uint32_t end = std::min(num_logits, begin + sizes.buffers.head_rows);
-    QUIRE_RETURN_IF_ERROR(Head(begin, end));
+    QUIRE_RETURN_IF_ERROR(RunHead(begin, end));
     QUIRE_RETURN_IF_ERROR(Finish(batch, begin, end, slot));
   }
-  return Pools(batch, slot);
+  return ComputePools(batch, slot);
 }
 
 absl::Status CudaRunner::State::Launch(const StepBatch& batch, std::uint32_t slot) {

@@ -17,7 +17,7 @@
 namespace quire::kernels::router_choice {
 
 // Number of floats in shared memory per warp: scores and choice scores of the experts, and group
-// scores. If an expert can no longer be selected, its choice score is replaced by Closed().
+// scores. If an expert can no longer be selected, its choice score is replaced by ClosedScore().
 constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t groups) {
   return 2 * num_experts + groups;
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index)
 
 // Bits of a closed entry: a NaN that no arithmetic produces.
 inline constexpr std::uint32_t kClosedBits = 0xffffabcdu;
-__device__ __forceinline__ float Closed() {
+__device__ __forceinline__ float ClosedScore() {
   return cuda::BitsFloat(kClosedBits);
 }
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ std::uint32_t Best(const float* values, std::uint32_t
 __device__ __forceinline__ std::uint32_t TakeBest(float* values, std::uint32_t count) {
   const std::uint32_t best = Best(values, count);
   cuda::SyncWarp();
-  if (cuda::Lane() == 0) values[best] = Closed();
+  if (cuda::Lane() == 0) values[best] = ClosedScore();
   cuda::SyncWarp();
   return best;
 }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* ch
   cuda::SyncWarp();
   for (std::uint32_t i = 0; i < params.groups_kept; ++i) TakeBest(groups, params.groups);
   for (std::uint32_t e = cuda::Lane(); e < params.num_experts; e += cuda::kWarpSize) {
-    if (cuda::FloatBits(groups[e / per_group]) != kClosedBits) choice[e] = Closed();
+    if (cuda::FloatBits(groups[e / per_group]) != kClosedBits) choice[e] = ClosedScore();
   }
   cuda::SyncWarp();
 }

@@ -82,13 +82,14 @@ void KeepGroups(const RouterParams& params, const Row& row) {
   }
   // Here open[g] is 1 while group g has not been selected. The last loop of this function
   // overwrites it.
-  const std::span<std::uint8_t> waiting = row.open.first(params.groups);
-  std::fill(waiting.begin(), waiting.end(), std::uint8_t{1});
-  for (std::uint32_t i = 0; i < params.groups_kept; ++i) waiting[Best(row.groups, waiting)] = 0;
+  const std::span<std::uint8_t> unselected = row.open.first(params.groups);
+  std::fill(unselected.begin(), unselected.end(), std::uint8_t{1});
+  for (std::uint32_t i = 0; i < params.groups_kept; ++i)
+    unselected[Best(row.groups, unselected)] = 0;
   // Iterates from the last group to the first. The flag of a group is stored at or before the flags
   // of its experts, so it is read before it is overwritten.
   for (std::size_t g = params.groups; g-- > 0;) {
-    const std::uint8_t kept = waiting[g] == 0 ? 1 : 0;
+    const std::uint8_t kept = unselected[g] == 0 ? 1 : 0;
     std::fill_n(row.open.begin() + static_cast<std::ptrdiff_t>(g * per_group), per_group, kept);
   }
 }

@@ -74,17 +74,17 @@ std::uint32_t ExpertColumns(const StepContext& step, const MoeSpec& moe) {
 }
 
 // Writes act(gate(x)) * up(x) to the first half of the rows of gate_up, or act(up(x)) to the rows.
-absl::Status Inner(const StepContext& step, const MlpSpec& mlp, const LinearWeights& gate_up,
-                   kernels::ConstFloatPtr x, std::uint32_t num_rows) {
+absl::Status ComputeInner(const StepContext& step, const MlpSpec& mlp, const LinearWeights& gate_up,
+                          kernels::ConstFloatPtr x, std::uint32_t num_rows) {
   return GatedProjection(step, mlp, gate_up,
                          {.x = x, .y = step.buffers->moe.gate_up, .num_rows = num_rows});
 }
 
-// Computes Inner for the rows of all experts, sorted by expert. The product gathers these rows from
-// x, unless experts read weighted inputs.
-absl::Status InnerOfGroups(const StepContext& step, const MoeSpec& moe,
-                           std::span<const kernels::LinearGroups> gate_up,
-                           kernels::ConstFloatPtr x) {
+// Like ComputeInner, for the rows of all experts, sorted by expert. The product gathers these rows
+// from x, unless experts read weighted inputs.
+absl::Status ComputeInnerOfGroups(const StepContext& step, const MoeSpec& moe,
+                                  std::span<const kernels::LinearGroups> gate_up,
+                                  kernels::ConstFloatPtr x) {
   const MoeBuffers& b = step.buffers->moe;
   const MlpSpec& mlp = moe.expert;
   const std::uint32_t num_rows = step.num_tokens * moe.top_k;
@@ -127,8 +127,8 @@ struct OutputRows {
 };
 
 // Computes y = down(gate_up), plus the residual if it is not null.
-absl::Status Down(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down,
-                  const OutputRows& rows) {
+absl::Status ComputeDown(const StepContext& step, const MlpSpec& mlp, const LinearWeights& down,
+                         const OutputRows& rows) {
   return ApplyLinear(*step.backend, down,
                      {.x = step.buffers->moe.gate_up,
                       .weight = nullptr,
@@ -177,9 +177,9 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
                         .weights = moe.weight_on_input ? row_weights : nullptr}));
   }
   const kernels::ConstFloatPtr x = all ? input : kernels::ConstFloatPtr(b.inputs);
-  QUIRE_RETURN_IF_ERROR(Inner(step, moe.expert, weights.gate_up[expert], x, count));
+  QUIRE_RETURN_IF_ERROR(ComputeInner(step, moe.expert, weights.gate_up[expert], x, count));
   QUIRE_RETURN_IF_ERROR(
-      Down(step, moe.expert, weights.down[expert], {b.outputs, nullptr, count, columns}));
+      ComputeDown(step, moe.expert, weights.down[expert], {b.outputs, nullptr, count, columns}));
   return AddOutputs(step, b.rows + begin, moe.weight_on_input ? nullptr : row_weights,
                     {sum, nullptr, count, columns});
 }
@@ -189,11 +189,12 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
 absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                        kernels::ConstFloatPtr input, bool add) {
   const MoeBuffers& b = step.buffers->moe;
-  QUIRE_RETURN_IF_ERROR(Inner(step, *moe.shared, weights.shared_gate_up, input, step.num_tokens));
   QUIRE_RETURN_IF_ERROR(
-      Down(step, *moe.shared, weights.shared_down,
-           {moe.shared_gate ? b.outputs : b.sum, add && !moe.shared_gate ? b.sum : nullptr,
-            step.num_tokens, step.hidden}));
+      ComputeInner(step, *moe.shared, weights.shared_gate_up, input, step.num_tokens));
+  QUIRE_RETURN_IF_ERROR(
+      ComputeDown(step, *moe.shared, weights.shared_down,
+                  {moe.shared_gate ? b.outputs : b.sum, add && !moe.shared_gate ? b.sum : nullptr,
+                   step.num_tokens, step.hidden}));
   if (!moe.shared_gate) return absl::OkStatus();
   // Reuses the buffer of the router's logits, which are not needed any more.
   QUIRE_RETURN_IF_ERROR(ApplyLinear(*step.backend, weights.shared_gate,
@@ -209,8 +210,8 @@ absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWei
 }
 
 // Computes latent_in, the input of experts behind a latent projection.
-absl::Status LatentInput(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                         kernels::ConstFloatPtr input) {
+absl::Status ComputeLatentInput(const StepContext& step, const MoeSpec& moe,
+                                const MoeWeights& weights, kernels::ConstFloatPtr input) {
   return ApplyLinear(*step.backend, weights.latent_in,
                      {.x = input,
                       .weight = nullptr,
@@ -221,8 +222,9 @@ absl::Status LatentInput(const StepContext& step, const MoeSpec& moe, const MoeW
 }
 
 // Computes the hidden-size `sum` from the latent sums, plus the residual if it is not null.
-absl::Status LatentOutput(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                          kernels::ConstFloatPtr sums, const float* residual) {
+absl::Status ComputeLatentOutput(const StepContext& step, const MoeSpec& moe,
+                                 const MoeWeights& weights, kernels::ConstFloatPtr sums,
+                                 const float* residual) {
   return ApplyLinear(*step.backend, weights.latent_out,
                      {.x = sums,
                       .weight = nullptr,
@@ -240,7 +242,7 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
   const MoeBuffers& b = step.buffers->moe;
   const bool is_latent = moe.latent != 0;
   if (is_latent) {
-    QUIRE_RETURN_IF_ERROR(LatentInput(step, moe, weights, input));
+    QUIRE_RETURN_IF_ERROR(ComputeLatentInput(step, moe, weights, input));
     input = b.latent_in;
   }
   float* const sum = is_latent ? b.latent_sum : b.sum;
@@ -248,10 +250,10 @@ absl::Status RunExperts(const StepContext& step, const MoeSpec& moe, const MoeWe
   for (std::uint32_t expert = 0; expert < moe.num_experts; ++expert) {
     QUIRE_RETURN_IF_ERROR(RunExpert(step, moe, weights, input, sum, expert));
   }
-  return is_latent ? LatentOutput(step, moe, weights, sum, nullptr) : absl::OkStatus();
+  return is_latent ? ComputeLatentOutput(step, moe, weights, sum, nullptr) : absl::OkStatus();
 }
 
-// The destination of the sums that DownOfGroups computes.
+// The destination of the sums that ComputeDownOfGroups computes.
 struct GroupSum {
   float* y;
   bool add = false;               // adds to y instead of overwriting it
@@ -260,8 +262,8 @@ struct GroupSum {
 
 // Computes outputs = down(gate_up) of all experts, and for each token the weighted sum of the
 // outputs of its experts. If the product can add these sums, this is one launch.
-absl::Status DownOfGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
-                          const GroupSum& to) {
+absl::Status ComputeDownOfGroups(const StepContext& step, const MoeSpec& moe,
+                                 const MoeWeights& weights, const GroupSum& to) {
   const MoeBuffers& b = step.buffers->moe;
   const std::uint32_t columns = ExpertColumns(step, moe);
   kernels::GroupedLinearParams product{.x = b.gate_up,
@@ -321,13 +323,13 @@ absl::Status AddSum(const StepContext& step, const LayerSpec& layer, const Layer
 absl::Status RunLatentGroups(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                              kernels::ConstFloatPtr input, bool with_sum) {
   const MoeBuffers& b = step.buffers->moe;
-  QUIRE_RETURN_IF_ERROR(LatentInput(step, moe, weights, input));
-  QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.gate_up_groups, b.latent_in));
-  QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights, {.y = b.latent_sum}));
+  QUIRE_RETURN_IF_ERROR(ComputeLatentInput(step, moe, weights, input));
+  QUIRE_RETURN_IF_ERROR(ComputeInnerOfGroups(step, moe, weights.gate_up_groups, b.latent_in));
+  QUIRE_RETURN_IF_ERROR(ComputeDownOfGroups(step, moe, weights, {.y = b.latent_sum}));
   // latent_in is reused, because the experts have read it.
   QUIRE_ASSIGN_OR_RETURN(const ProductRows sums,
                          ProductInput(step, b.latent_sum, moe.latent, moe.latent, b.latent_in));
-  return LatentOutput(step, moe, weights, sums.x, with_sum ? b.sum : nullptr);
+  return ComputeLatentOutput(step, moe, weights, sums.x, with_sum ? b.sum : nullptr);
 }
 
 // Computes all experts at once, on a GPU, with sums in the order of RunExperts. A shared expert
@@ -348,11 +350,11 @@ absl::Status RunOnGpu(const StepContext& step, const LayerSpec& layer, const Lay
   if (is_latent) {
     QUIRE_RETURN_IF_ERROR(RunLatentGroups(step, moe, weights.moe, input, shared_first));
   } else {
-    QUIRE_RETURN_IF_ERROR(InnerOfGroups(step, moe, weights.moe.gate_up_groups, input));
-    QUIRE_RETURN_IF_ERROR(DownOfGroups(step, moe, weights.moe,
-                                       {.y = is_whole ? step.buffers->x : b.sum,
-                                        .add = is_whole,
-                                        .addend = shared_first ? b.sum : nullptr}));
+    QUIRE_RETURN_IF_ERROR(ComputeInnerOfGroups(step, moe, weights.moe.gate_up_groups, input));
+    QUIRE_RETURN_IF_ERROR(ComputeDownOfGroups(step, moe, weights.moe,
+                                              {.y = is_whole ? step.buffers->x : b.sum,
+                                               .add = is_whole,
+                                               .addend = shared_first ? b.sum : nullptr}));
   }
   if (is_whole) return absl::OkStatus();
   if (moe.shared && !shared_first) {
@@ -378,8 +380,8 @@ absl::StatusOr<kernels::ConstFloatPtr> RouteInput(const StepContext& step, const
 }
 
 // Writes dense_out = norm(down(act(gate(norm(x))) * up(norm(x)))).
-absl::Status DenseBesideExperts(const StepContext& step, const LayerSpec& layer,
-                                const LayerWeights& weights) {
+absl::Status ComputeDenseMlp(const StepContext& step, const LayerSpec& layer,
+                             const LayerWeights& weights) {
   const StepBuffers& b = *step.buffers;
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          BranchInput(step, layer.mlp_in, weights.mlp_in));
@@ -401,7 +403,7 @@ absl::Status MoeBlock(const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights) {
   const MoeSpec& moe = layer.moe;
   const bool has_dense = layer.mlp == MlpKind::kDenseAndMoe;
-  if (has_dense) QUIRE_RETURN_IF_ERROR(DenseBesideExperts(step, layer, weights));
+  if (has_dense) QUIRE_RETURN_IF_ERROR(ComputeDenseMlp(step, layer, weights));
   QUIRE_ASSIGN_OR_RETURN(const kernels::ConstFloatPtr input,
                          RouteInput(step, moe, weights.moe, has_dense ? layer.moe_in : layer.mlp_in,
                                     has_dense ? weights.moe_in : weights.mlp_in));

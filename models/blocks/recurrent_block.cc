@@ -35,8 +35,8 @@ struct Columns {
 
 // Computes the second stage of `z` or `a`. It reads RecurrentBuffers::in from column `from` on and
 // writes it from column `to` on.
-absl::Status SecondStage(const StepContext& step, const LinearWeights& weights, std::int64_t width,
-                         std::uint32_t from, std::uint32_t to) {
+absl::Status ApplySecondStage(const StepContext& step, const LinearWeights& weights,
+                              std::int64_t width, std::uint32_t from, std::uint32_t to) {
   const RecurrentBuffers& b = step.buffers->recurrent;
   QUIRE_ASSIGN_OR_RETURN(
       const ProductRows rows,
@@ -67,11 +67,11 @@ absl::Status Project(const StepContext& step, const RecurrentSpec& recurrent,
                                      .num_rows = step.num_tokens}));
   if (recurrent.gate_rank != 0) {
     QUIRE_RETURN_IF_ERROR(
-        SecondStage(step, weights.gate, columns.width, columns.gate_in, columns.z));
+        ApplySecondStage(step, weights.gate, columns.width, columns.gate_in, columns.z));
   }
   if (recurrent.decay_rank != 0) {
     QUIRE_RETURN_IF_ERROR(
-        SecondStage(step, weights.decay, columns.width, columns.decay_in, columns.a));
+        ApplySecondStage(step, weights.decay, columns.width, columns.decay_in, columns.a));
   }
   QUIRE_RETURN_IF_ERROR(kernels::CausalConv(
       *step.backend, {.rows = StateRowsOf(step, place, recurrent.state_floats()),

@@ -453,7 +453,7 @@ std::string UnsupportedEnds(const ModelSpec& spec, DeviceKind device) {
 
 // Returns the end of the message about an unsupported knob. It names the device if another device
 // supports the knob.
-absl::string_view Where(DeviceKind device) {
+absl::string_view UnsupportedSuffix(DeviceKind device) {
   return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }
 
@@ -673,7 +673,7 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
   std::string unsupported = UnsupportedEnds(spec, device);
   if (!unsupported.empty()) {
     return absl::UnimplementedError(
-        absl::StrCat("model with ", unsupported, " is not supported ", Where(device)));
+        absl::StrCat("model with ", unsupported, " is not supported ", UnsupportedSuffix(device)));
   }
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
@@ -684,8 +684,8 @@ absl::Status CheckSupported(const ModelSpec& spec, DeviceKind device) {
     }
     if (unsupported.empty()) unsupported = UnsupportedRows(spec, layer);
     if (!unsupported.empty()) {
-      return absl::UnimplementedError(
-          absl::StrCat("layer ", i, " with ", unsupported, " is not supported ", Where(device)));
+      return absl::UnimplementedError(absl::StrCat(
+          "layer ", i, " with ", unsupported, " is not supported ", UnsupportedSuffix(device)));
     }
   }
   return absl::OkStatus();

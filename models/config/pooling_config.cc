@@ -46,7 +46,7 @@ absl::StatusOr<ReadFile> ReadObject(const formats::ModelFiles& files, absl::stri
   return absl::InvalidArgumentError(absl::StrCat(file.label, ": not a JSON object"));
 }
 
-absl::StatusOr<PoolingMode> ModeNamed(const ConfigReader& reader, absl::string_view name) {
+absl::StatusOr<PoolingMode> ParseMode(const ConfigReader& reader, absl::string_view name) {
   if (name == "lasttoken") return PoolingMode::kLast;
   if (name == "mean") return PoolingMode::kMean;
   if (name == "cls") return PoolingMode::kCls;
@@ -54,21 +54,22 @@ absl::StatusOr<PoolingMode> ModeNamed(const ConfigReader& reader, absl::string_v
 }
 
 // Reads a mode in the format of sentence-transformers 6: a name, or a list with one name.
-absl::StatusOr<PoolingMode> NewMode(const ConfigReader& reader, const formats::JsonValue& mode) {
+absl::StatusOr<PoolingMode> ReadNewMode(const ConfigReader& reader,
+                                        const formats::JsonValue& mode) {
   if (mode.is_string()) {
     QUIRE_ASSIGN_OR_RETURN(const std::string name, mode.AsString());
-    return ModeNamed(reader, name);
+    return ParseMode(reader, name);
   }
   if (!mode.is_array()) return reader.Error("pooling_mode", "must be a name");
   if (mode.size() != 1) return reader.Unsupported("pooling_mode", "(supported: one mode)");
   const absl::StatusOr<std::string> name = mode.At(0).AsString();
   if (!name.ok()) return reader.Error("pooling_mode", "must be a list of names");
-  return ModeNamed(reader, *name);
+  return ParseMode(reader, *name);
 }
 
 // Reads the mode in the format of sentence-transformers 2 to 5: a flag per mode. No flag means
 // kMean.
-absl::StatusOr<PoolingMode> OldMode(const ConfigReader& reader) {
+absl::StatusOr<PoolingMode> ReadOldMode(const ConfigReader& reader) {
   constexpr std::pair<absl::string_view, std::optional<PoolingMode>> kFlags[] = {
       {"pooling_mode_cls_token", PoolingMode::kCls},
       {"pooling_mode_mean_tokens", PoolingMode::kMean},
@@ -103,7 +104,7 @@ absl::StatusOr<PoolingMode> ReadMode(const formats::ModelFiles& files, absl::str
     }
   }
   const std::optional<formats::JsonValue> mode = file.document.root().FindSet("pooling_mode");
-  return mode ? NewMode(reader, *mode) : OldMode(reader);
+  return mode ? ReadNewMode(reader, *mode) : ReadOldMode(reader);
 }
 
 absl::StatusOr<LogitScore> ReadLogitScore(const formats::ModelFiles& files, absl::string_view name,

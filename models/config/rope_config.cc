@@ -317,8 +317,8 @@ ThetaSource LocalTheta(const Family& family) {
 }
 
 // Returns a top-level dictionary, or nullopt if it is absent or empty.
-absl::StatusOr<std::optional<ConfigReader>> NonEmpty(const ConfigReader& config,
-                                                     absl::string_view key) {
+absl::StatusOr<std::optional<ConfigReader>> FindNonEmpty(const ConfigReader& config,
+                                                         absl::string_view key) {
   QUIRE_ASSIGN_OR_RETURN(std::optional<ConfigReader> found, config.OptionalObject(key));
   if (found && found->Keys().empty()) found.reset();
   return found;
@@ -328,9 +328,9 @@ absl::StatusOr<std::optional<ConfigReader>> NonEmpty(const ConfigReader& config,
 absl::StatusOr<RopeSettings> ReadFlat(const ConfigReader& config, const RopeContext& context,
                                       std::vector<std::string>* warnings) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
-                         NonEmpty(config, "rope_scaling"));
+                         FindNonEmpty(config, "rope_scaling"));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> parameters,
-                         NonEmpty(config, "rope_parameters"));
+                         FindNonEmpty(config, "rope_parameters"));
   const ConfigReader* chosen = scaling ? &*scaling : parameters ? &*parameters : nullptr;
   const ThetaSource theta = FullTheta(context.family);
   RopeSettings settings;
@@ -386,7 +386,7 @@ absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
   QUIRE_ASSIGN_OR_RETURN(settings.local,
                          Interpret(config, &sliding, context, LocalTheta(family), warnings));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
-                         NonEmpty(config, "rope_scaling"));
+                         FindNonEmpty(config, "rope_scaling"));
   if (scaling) {
     QUIRE_ASSIGN_OR_RETURN(const RopeConfig old_form,
                            Interpret(config, &*scaling, context, FullTheta(family), warnings));
@@ -406,10 +406,10 @@ absl::StatusOr<RopeSettings> ReadNestedParameters(const ConfigReader& config,
 absl::StatusOr<RopeSettings> ReadNested(const ConfigReader& config, const RopeContext& context,
                                         std::vector<std::string>* warnings) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> parameters,
-                         NonEmpty(config, "rope_parameters"));
+                         FindNonEmpty(config, "rope_parameters"));
   if (parameters) return ReadNestedParameters(config, *parameters, context, warnings);
   QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> scaling,
-                         NonEmpty(config, "rope_scaling"));
+                         FindNonEmpty(config, "rope_scaling"));
   RopeSettings settings{.rope = {}, .local = {}, .rotary_size = context.head_dim};
   QUIRE_ASSIGN_OR_RETURN(settings.rope, Interpret(config, scaling ? &*scaling : nullptr, context,
                                                   FullTheta(context.family), warnings));

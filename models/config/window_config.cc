@@ -42,9 +42,9 @@ absl::StatusOr<std::int64_t> ReadPattern(const ConfigReader& reader, const Famil
 }
 
 // Returns the layers that have a window by the family's rule.
-absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Family& family,
-                                         std::uint32_t num_layers,
-                                         const std::vector<bool>& rope_layers) {
+absl::StatusOr<std::vector<bool>> ApplyWindowRule(const ConfigReader& reader, const Family& family,
+                                                  std::uint32_t num_layers,
+                                                  const std::vector<bool>& rope_layers) {
   std::int64_t pattern = family.defaults.sliding_window_pattern;
   if (family.windows == WindowRule::kPattern) {
     QUIRE_ASSIGN_OR_RETURN(pattern, ReadPattern(reader, family));
@@ -64,10 +64,10 @@ absl::StatusOr<std::vector<bool>> ByRule(const ConfigReader& reader, const Famil
 
 // Reads layer_types: true for the layers of type `special`, false for full attention. An empty
 // `special` stands for no such type. Returns nullopt if the key is absent or null.
-absl::StatusOr<std::optional<std::vector<bool>>> ByTypes(const ConfigReader& reader,
-                                                         const Family& family,
-                                                         std::uint32_t num_layers,
-                                                         absl::string_view special) {
+absl::StatusOr<std::optional<std::vector<bool>>> ReadLayerTypes(const ConfigReader& reader,
+                                                                const Family& family,
+                                                                std::uint32_t num_layers,
+                                                                absl::string_view special) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
                          reader.OptionalStrings("layer_types"));
   if (!types) return std::optional<std::vector<bool>>();
@@ -113,13 +113,13 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reade
   if (family.windows != WindowRule::kAll && !HasChunks(family) && family.layer_types.empty()) {
     const absl::string_view sliding =
         family.windows == WindowRule::kNone ? "" : "sliding_attention";
-    QUIRE_ASSIGN_OR_RETURN(windowed, ByTypes(reader, family, num_layers, sliding));
+    QUIRE_ASSIGN_OR_RETURN(windowed, ReadLayerTypes(reader, family, num_layers, sliding));
   }
   if (family.windows == WindowRule::kNone) return std::vector<std::uint32_t>();
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t width, ReadWidth(reader, family));
   const bool from_types = windowed.has_value();
   if (!from_types) {
-    QUIRE_ASSIGN_OR_RETURN(windowed, ByRule(reader, family, num_layers, rope_layers));
+    QUIRE_ASSIGN_OR_RETURN(windowed, ApplyWindowRule(reader, family, num_layers, rope_layers));
   }
   const bool any = std::find(windowed->begin(), windowed->end(), true) != windowed->end();
   // The window is 0 here if a flag disables windows or the key is null.
@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadChunks(const ConfigReader& reader
   if (!HasChunks(family)) return chunks;
   constexpr absl::string_view kKey = "attention_chunk_size";
   QUIRE_ASSIGN_OR_RETURN(std::optional<std::vector<bool>> chunked,
-                         ByTypes(reader, family, num_layers, "chunked_attention"));
+                         ReadLayerTypes(reader, family, num_layers, "chunked_attention"));
   if (!chunked) chunked = rope_layers;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
                          reader.OptionalInteger(kKey, 1, kMaxPositions));

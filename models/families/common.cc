@@ -47,7 +47,7 @@ std::uint32_t MaxPosition(const ModelConfig& config) {
   return std::max(config.max_position_embeddings, static_cast<std::uint32_t>(limit));
 }
 
-AttentionSpec Attention(const ModelConfig& config) {
+AttentionSpec MakeAttention(const ModelConfig& config) {
   AttentionSpec heads;
   heads.num_heads = config.num_attention_heads;
   heads.num_kv_heads = config.num_key_value_heads;
@@ -63,11 +63,11 @@ AttentionSpec Attention(const ModelConfig& config) {
   return heads;
 }
 
-LayerSpec Layer(const ModelConfig& config, Activation activation) {
+LayerSpec MakeLayer(const ModelConfig& config, Activation activation) {
   LayerSpec layer;
   layer.attn_in = RmsNormSpec(config);
   layer.mlp_in = RmsNormSpec(config);
-  layer.heads = Attention(config);
+  layer.heads = MakeAttention(config);
   layer.dense.intermediate = config.intermediate_size;
   layer.dense.act = activation;
   layer.dense.gate_bias = config.mlp_bias;
@@ -183,7 +183,7 @@ absl::StatusOr<ModelSpec> PreNormSpec(const ModelConfig& config, const Family& f
     QUIRE_ASSIGN_OR_RETURN(RopeTable local, BuildRopeTable(*config.local_rope, config.rotary_size));
     spec.rope_tables.push_back(std::move(local));
   }
-  spec.layers.assign(config.num_hidden_layers, Layer(config, activation));
+  spec.layers.assign(config.num_hidden_layers, MakeLayer(config, activation));
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     AttentionSpec& heads = spec.layers[i].heads;
     if (!config.windows.empty()) heads.window = config.windows[i];

@@ -227,9 +227,10 @@ class GgufConfigReader {
     QUIRE_ASSIGN_OR_RETURN(num_blocks_, keys().Count("block_count", kMaxLayers));
     // Blocks for multi-token prediction follow the layers.
     QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> behind,
+        const std::optional<std::int64_t> num_mtp_blocks,
         gguf_.OptionalInteger(Key("nextn_predict_layers"), 0, std::int64_t{num_blocks_} - 1));
-    config_.num_hidden_layers = num_blocks_ - static_cast<std::uint32_t>(behind.value_or(0));
+    config_.num_hidden_layers =
+        num_blocks_ - static_cast<std::uint32_t>(num_mtp_blocks.value_or(0));
     return ReadWidth();
   }
 

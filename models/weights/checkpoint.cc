@@ -101,7 +101,7 @@ absl::Status NoWeightsError(const formats::ModelFiles& files) {
       absl::StrCat(files.source(), ": contains neither ", kSingleFile, " nor ", kIndexFile));
 }
 
-bool LiesIn(std::span<const std::byte> part, std::span<const std::byte> whole) {
+bool IsInside(std::span<const std::byte> part, std::span<const std::byte> whole) {
   const std::less_equal<> before;  // total order, also for unrelated pointers
   return before(whole.data(), part.data()) &&
          before(part.data() + part.size(), whole.data() + whole.size());
@@ -191,7 +191,7 @@ absl::Status Checkpoint::Finish() {
     formats::StoredTensor& tensor = tensors_[i];
     tensor.is_mapped =
         std::any_of(files_.begin(), files_.end(), [&](const formats::ModelFile& file) {
-          return file.is_mapped() && LiesIn(tensor.bytes, file.bytes());
+          return file.is_mapped() && IsInside(tensor.bytes, file.bytes());
         });
     if (!by_name_.emplace(tensor.name, i).second) {
       return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", tensor.name,

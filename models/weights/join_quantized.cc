@@ -64,8 +64,8 @@ absl::string_view CodesSuffix(const formats::StoredQuantization& quantization) {
   }
 }
 
-bool HoldsCodes(const formats::StoredQuantization& quantization,
-                const formats::StoredTensor& tensor) {
+bool IsQuantizedWeights(const formats::StoredQuantization& quantization,
+                        const formats::StoredTensor& tensor) {
   if (!absl::EndsWith(tensor.name, CodesSuffix(quantization))) return false;
   if (quantization.method == formats::StoredMethod::kMxfp4) return tensor.dtype == DType::kU8;
   const bool is_plain_name = CodesSuffix(quantization) == ".weight";
@@ -93,7 +93,7 @@ class Joiner {
   absl::Status Join(std::vector<std::string>* warnings) {
     std::vector<formats::StoredTensor> joined;
     for (const formats::StoredTensor& tensor : tensors_) {
-      if (!HoldsCodes(quantization_, tensor)) continue;
+      if (!IsQuantizedWeights(quantization_, tensor)) continue;
       QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor matrix, JoinMatrix(tensor));
       joined.push_back(std::move(matrix));
     }
@@ -126,7 +126,7 @@ class Joiner {
   void Take(const formats::StoredTensor& tensor) {
     taken_.insert(static_cast<std::size_t>(&tensor - tensors_.data()));
   }
-  std::optional<formats::StoredTensor> TakeIfThere(const std::string& name) {
+  std::optional<formats::StoredTensor> TakeOptional(const std::string& name) {
     const formats::StoredTensor* const tensor = Find(name);
     if (tensor == nullptr) return std::nullopt;
     Take(*tensor);
@@ -134,7 +134,7 @@ class Joiner {
   }
   absl::StatusOr<formats::StoredTensor> TakePart(const formats::StoredTensor& codes,
                                                  const std::string& name) {
-    const std::optional<formats::StoredTensor> part = TakeIfThere(name);
+    const std::optional<formats::StoredTensor> part = TakeOptional(name);
     if (!part) return Refuse(codes, name, " is missing");
     return *part;
   }
@@ -182,7 +182,7 @@ absl::StatusOr<formats::StoredTensor> Joiner::JoinMatrix(const formats::StoredTe
   }
   QUIRE_RETURN_IF_ERROR(status);
   for (const absl::string_view suffix : kUnusedSuffixes) {
-    std::optional<formats::StoredTensor> unused = TakeIfThere(absl::StrCat(stem, suffix));
+    std::optional<formats::StoredTensor> unused = TakeOptional(absl::StrCat(stem, suffix));
     if (!unused) continue;
     ++num_activation_scales_;
     an_activation_scale_ = unused->name;
@@ -241,7 +241,7 @@ absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first
 }
 
 absl::Status Joiner::SetOrder(const std::string& name, formats::QuantizedParts* parts) {
-  parts->order = TakeIfThere(name);
+  parts->order = TakeOptional(name);
   if (!parts->order) {
     if (!quantization_.needs_order) return absl::OkStatus();
     return Refuse(parts->codes, name, " is missing");
@@ -282,7 +282,7 @@ absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* 
 absl::Status Joiner::SetCompressedZeros(const std::string& stem, formats::QuantizedParts* parts) {
   const std::string name = stem + ".weight_zero_point";
   if (!quantization_.has_zeros) {
-    std::optional<formats::StoredTensor> zeros = TakeIfThere(name);
+    std::optional<formats::StoredTensor> zeros = TakeOptional(name);
     if (!zeros) return absl::OkStatus();
     const bool all_zero = std::all_of(zeros->bytes.begin(), zeros->bytes.end(),
                                       [](std::byte byte) { return byte == std::byte{0}; });

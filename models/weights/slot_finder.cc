@@ -21,7 +21,7 @@ bool IsWeightType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-bool SameOrder(const formats::StoredTensor& a, const formats::StoredTensor& b) {
+bool HaveSameOrder(const formats::StoredTensor& a, const formats::StoredTensor& b) {
   return std::ranges::equal(a.quantized->order(), b.quantized->order());
 }
 
@@ -98,7 +98,7 @@ absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
     QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, role));
     const bool both_plain = !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
     const bool is_like = !matrices.empty() && matrices.back().form == form &&
-                         (!form.has_act_order || SameOrder(*matrices.back().parts[0], *part));
+                         (!form.has_act_order || HaveSameOrder(*matrices.back().parts[0], *part));
     if (!is_like && !both_plain) {
       matrices.push_back(MatrixSlot{});
     }

@@ -62,7 +62,7 @@ float Element(const formats::StoredTensor& tensor, std::int64_t i) {
 
 // True if one of `count` values is NaN or infinite: its exponent has all bits set.
 template <typename Bits, Bits kExponent>
-bool AnyNotFinite(const std::byte* values, std::int64_t count) {
+bool HasNonFinite(const std::byte* values, std::int64_t count) {
   Bits found = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     Bits bits;
@@ -72,22 +72,22 @@ bool AnyNotFinite(const std::byte* values, std::int64_t count) {
   return found != 0;
 }
 
-bool AnyNotFinite(const formats::StoredTensor& tensor, std::int64_t begin, std::int64_t end) {
+bool HasNonFinite(const formats::StoredTensor& tensor, std::int64_t begin, std::int64_t end) {
   const std::byte* values = tensor.bytes.data() + begin * DTypeSize(tensor.dtype);
   switch (tensor.dtype) {
     case DType::kBF16:
-      return AnyNotFinite<std::uint16_t, 0x7f80>(values, end - begin);
+      return HasNonFinite<std::uint16_t, 0x7f80>(values, end - begin);
     case DType::kF16:
-      return AnyNotFinite<std::uint16_t, 0x7c00>(values, end - begin);
+      return HasNonFinite<std::uint16_t, 0x7c00>(values, end - begin);
     default:
-      return AnyNotFinite<std::uint32_t, 0x7f800000>(values, end - begin);
+      return HasNonFinite<std::uint32_t, 0x7f800000>(values, end - begin);
   }
 }
 
 // Returns the smallest unit in [0, units) for which is_bad(unit) is true, or `units`.
 template <typename IsBad>
-std::int64_t FirstBad(const kernels::Backend& backend, std::int64_t units, double work,
-                      IsBad&& is_bad) {
+std::int64_t FindFirstBad(const kernels::Backend& backend, std::int64_t units, double work,
+                          IsBad&& is_bad) {
   std::atomic<std::int64_t> first{units};
   backend.ParallelFor(units, work, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t unit = begin; unit < end; ++unit) {
@@ -136,8 +136,9 @@ absl::Status CheckQuantizedFinite(const formats::StoredTensor& tensor,
                                   const kernels::Backend& backend) {
   const std::int64_t k = RowElements(tensor);
   const std::int64_t rows = tensor.num_elements() / k;
-  const std::int64_t bad = FirstBad(backend, rows, static_cast<double>(k),
-                                    [&](std::int64_t row) { return !IsFiniteRow(tensor, row); });
+  const std::int64_t bad =
+      FindFirstBad(backend, rows, static_cast<double>(k),
+                   [&](std::int64_t row) { return !IsFiniteRow(tensor, row); });
   if (bad == rows) return absl::OkStatus();
   std::vector<float> values(static_cast<std::size_t>(k));
   WidenRow(tensor, bad, values);
@@ -197,7 +198,7 @@ absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::
     return absl::OkStatus();
   }
   auto* const to = static_cast<F16*>(out);
-  const std::int64_t bad = FirstBad(backend, end - begin, work, [&](std::int64_t row) {
+  const std::int64_t bad = FindFirstBad(backend, end - begin, work, [&](std::int64_t row) {
     std::vector<float> wide(k);
     WidenRow(tensor, begin + row, wide);
     bool is_bad = false;
@@ -307,8 +308,8 @@ absl::Status CheckFinite(const formats::StoredTensor& tensor, const kernels::Bac
   const std::int64_t elements = tensor.num_elements();
   const std::int64_t units = (elements + kScanElements - 1) / kScanElements;
   const std::int64_t bad =
-      FirstBad(backend, units, static_cast<double>(kScanElements) / 4, [&](std::int64_t unit) {
-        return AnyNotFinite(tensor, unit * kScanElements,
+      FindFirstBad(backend, units, static_cast<double>(kScanElements) / 4, [&](std::int64_t unit) {
+        return HasNonFinite(tensor, unit * kScanElements,
                             std::min(elements, (unit + 1) * kScanElements));
       });
   for (std::int64_t i = bad * kScanElements; i < elements; ++i) {

@@ -29,7 +29,7 @@ std::int64_t LayerOf(absl::string_view name, absl::string_view prefix) {
 
 // True for the projections and norms of K and V of layers that read the K and V of an earlier
 // layer. Published files have these tensors, but the computation does not use them.
-bool IsOfSharedKeys(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
+bool IsUnusedSharedKv(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   const std::int64_t number = LayerOf(name, names.layer_prefix);
   if (number < 0 || number >= static_cast<std::int64_t>(spec.layers.size())) return false;
   const auto layer = static_cast<std::size_t>(number);
@@ -41,11 +41,11 @@ bool IsOfSharedKeys(const ModelSpec& spec, const TensorNames& names, const std::
 }
 
 // True for unused tensors that are not an error: buffers, heads for multi-token prediction (stored
-// under a prefix or as layers after the last one), IsOfSharedKeys, and TensorNames::skipped.
+// under a prefix or as layers after the last one), IsUnusedSharedKv, and TensorNames::skipped.
 bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".attn.bias") ||
          absl::EndsWith(name, ".masked_bias") || absl::StartsWith(name, "mtp.") ||
-         absl::StartsWith(name, "model.mtp.") || IsOfSharedKeys(spec, names, name) ||
+         absl::StartsWith(name, "model.mtp.") || IsUnusedSharedKv(spec, names, name) ||
          LayerOf(name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size()) ||
          std::any_of(names.skipped.begin(), names.skipped.end(),
                      [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
@@ -64,7 +64,7 @@ bool IsZeroBias(const Checkpoint& checkpoint, const formats::StoredTensor& tenso
 
 absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const TensorNames& names,
                          const Checkpoint& checkpoint, WeightSlots* slots) {
-  std::size_t behind = 0;
+  std::size_t num_extra = 0;
   for (const formats::StoredTensor& tensor : checkpoint.tensors()) {
     if (finder.IsUsed(tensor)) continue;
     if (!IsIgnorable(spec, names, tensor.name) && !IsZeroBias(checkpoint, tensor)) {
@@ -72,11 +72,12 @@ absl::Status CheckUnused(const SlotFinder& finder, const ModelSpec& spec, const 
           absl::StrCat(tensor.file, ": tensor ", tensor.name, " is not used by this architecture"));
     }
     if (LayerOf(tensor.name, names.layer_prefix) >= static_cast<std::int64_t>(spec.layers.size())) {
-      ++behind;
+      ++num_extra;
     }
   }
-  if (behind > 0) {
-    slots->warnings.push_back(absl::StrCat(behind, " tensors of layers beyond num_hidden_layers ",
+  if (num_extra > 0) {
+    slots->warnings.push_back(absl::StrCat(num_extra,
+                                           " tensors of layers beyond num_hidden_layers ",
                                            spec.layers.size(), " are not used"));
   }
   return absl::OkStatus();

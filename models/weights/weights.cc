@@ -84,8 +84,8 @@ class Progress {
 };
 
 // Allocates memory of the backend and copies the bytes at `from` into it.
-absl::StatusOr<DeviceBuffer> Place(const void* from, std::int64_t bytes,
-                                   const kernels::Backend& backend) {
+absl::StatusOr<DeviceBuffer> CopyToBackend(const void* from, std::int64_t bytes,
+                                           const kernels::Backend& backend) {
   const bool cuda = backend.cuda() != nullptr;
   QUIRE_ASSIGN_OR_RETURN(
       DeviceBuffer buffer,
@@ -103,7 +103,7 @@ using LinearPair = std::pair<const LinearSlot*, LinearWeights*>;
 
 // Returns the pairs of a layer. Resizes the layer's lists of experts and heads to the lengths of
 // the lists of `slots`.
-std::vector<LinearPair> Pairs(const LayerSlots& slots, LayerWeights* layer) {
+std::vector<LinearPair> MakePairs(const LayerSlots& slots, LayerWeights* layer) {
   std::vector<std::size_t> sizes;
   ForEachRow(slots, [&](BlockKind, const auto& row, const auto& block) {
     if (row.linears != nullptr) sizes.push_back((block.*row.linears).size());
@@ -153,7 +153,7 @@ std::vector<VectorPlace> VectorPlaces(const WeightSlots& slots, std::span<LayerW
     const auto from = VectorsOf(slot);
     const auto to = VectorsOf(layer);
     for (std::size_t v = 0; v < from.size(); ++v) vector(*from[v], to[v]);
-    for (const auto& [slot_of, weights] : Pairs(slot, &layer)) bias(*slot_of, weights);
+    for (const auto& [slot_of, weights] : MakePairs(slot, &layer)) bias(*slot_of, weights);
   }
   vector(slots.input_norm, model.input_norm);
   vector(slots.final_norm, model.final_norm);
@@ -167,7 +167,7 @@ std::int64_t Elements(const VectorPlace& place) {
   return elements;
 }
 
-void PointInto(const void* memory, std::span<const VectorPlace> places) {
+void SetPointers(const void* memory, std::span<const VectorPlace> places) {
   const auto* at = static_cast<const float*>(memory);
   for (const VectorPlace& place : places) {
     *place.where = at;
@@ -264,7 +264,8 @@ class Packer {
     QUIRE_RETURN_IF_ERROR(CheckFinite(tensor, backend_));
     progress_->Add(static_cast<std::int64_t>(tensor.bytes.size()));
     if (!tensor.is_quantized()) {
-      return Place(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()), backend_);
+      return CopyToBackend(tensor.bytes.data(), static_cast<std::int64_t>(tensor.bytes.size()),
+                           backend_);
     }
     const std::int64_t rows = tensor.shape[0];
     const std::int64_t row_bytes = tensor.shape[1] * DTypeSize(dtype);
@@ -369,7 +370,7 @@ class Packer {
         [&](std::uint32_t row, const QuantizedRow& out) {
           const auto [part, part_row] = Locate(slot, row);
           ReadQuantizedRow(*part, slot.form, part_row, out);
-          if (slot.form.is_integer() && !shape.scale_per_feature() && !FitF16(out)) {
+          if (slot.form.is_integer() && !shape.scale_per_feature() && !FitsF16(out)) {
             std::uint32_t seen = first_bad.load();
             while (row < seen && !first_bad.compare_exchange_weak(seen, row)) {
             }
@@ -392,7 +393,7 @@ class Packer {
     return {slot.parts[i], left};
   }
 
-  static bool FitF16(const QuantizedRow& row) {
+  static bool FitsF16(const QuantizedRow& row) {
     constexpr float kBeyond = 65520;  // rounds to infinity
     for (const float scale : row.scales) {
       if (!(std::fabs(scale) < kBeyond)) return false;
@@ -499,11 +500,11 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block, packer.Load({&context, 1}));
     weights.matrices_.push_back(std::move(block));
   }
-  // Resized once, since Pairs and VectorPlaces point to elements.
+  // Resized once, since MakePairs and VectorPlaces point to elements.
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     QUIRE_ASSIGN_OR_RETURN(DeviceBuffer block,
-                           packer.Load(Pairs(slots.layers[i], &weights.layers_[i])));
+                           packer.Load(MakePairs(slots.layers[i], &weights.layers_[i])));
     weights.matrices_.push_back(std::move(block));
   }
   const LinearPair head{&slots.head, &weights.head_};
@@ -515,8 +516,9 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
                          ReadVectors(vectors, VectorFloats(slots), backend));
   QUIRE_ASSIGN_OR_RETURN(
       weights.vectors_,
-      Place(values.data(), static_cast<std::int64_t>(values.size() * sizeof(float)), backend));
-  PointInto(weights.vectors_.data(), vectors);
+      CopyToBackend(values.data(), static_cast<std::int64_t>(values.size() * sizeof(float)),
+                    backend));
+  SetPointers(weights.vectors_.data(), vectors);
   for (LayerWeights& layer : weights.layers_) {
     if (!target.cuda) break;
     layer.moe.gate_up_groups = GroupsOf(layer.moe.gate_up);
@@ -543,7 +545,7 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
   QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.input_context, &weights.input_context_));
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
-    for (const auto& [slot, linear] : Pairs(slots.layers[i], &weights.layers_[i])) {
+    for (const auto& [slot, linear] : MakePairs(slots.layers[i], &weights.layers_[i])) {
       QUIRE_RETURN_IF_ERROR(AllocateMatrices(*slot, linear));
     }
   }
@@ -552,9 +554,9 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
       weights.vectors_,
       DeviceBuffer::Allocate(MemoryKind::kHost,
                              VectorFloats(slots) * static_cast<std::int64_t>(sizeof(float))));
-  PointInto(weights.vectors_.data(),
-            VectorPlaces(slots, weights.layers_,
-                         {&weights.input_norm_, &weights.final_norm_, &weights.head_}));
+  SetPointers(weights.vectors_.data(),
+              VectorPlaces(slots, weights.layers_,
+                           {&weights.input_norm_, &weights.final_norm_, &weights.head_}));
   return weights;
 }
 
