@@ -41,7 +41,7 @@ namespace quire::runtime {
 namespace {
 
 // Returns the error with the reason DEVICE_LOST. An error that is found while waiting occurred on
-// the device after a launch. The state of pages and sampler is then unknown, whatever the CUDA
+// the device after a launch. The state of pages and sampler is then unknown, regardless of the CUDA
 // error.
 absl::Status DeviceLost(const absl::Status& status) {
   if (HasReason(status, Reason::kDeviceLost)) return status;

@@ -49,8 +49,8 @@ struct RouterParams {
 // exp is ExactExp. Even if logits contain NaN, no expert is selected twice.
 //
 // Returns INVALID_ARGUMENT if the stride is less than a row, there are no experts, or `groups` does
-// not divide num_experts. Also returns it if top_k, groups_kept or kTop2Sum needs more experts or
-// groups than there are, or if the experts do not fit in a GPU's shared memory (about 1500).
+// not divide num_experts. Also returns it if top_k or groups_kept is 0 or too large, if kTop2Sum
+// has groups of one expert, or if the experts do not fit in a GPU's shared memory (about 1500).
 //
 // The order of operations is that of modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.

@@ -48,8 +48,8 @@ struct StateScanParams {
 // ascending, in one accumulator per column. On a GPU a column has 16 accumulators, or 32 for
 // key_size above 128. Row i of S is added to accumulator i modulo their number, and the
 // accumulators are added in a fixed order. A token's result depends only on the state before it and
-// on its own inputs, so any division of a sequence into steps gives the same bits. On a GPU this is
-// so only for finite values. Returns INVALID_ARGUMENT if heads is not a multiple of key_heads,
+// on its own inputs, so any division of a sequence into steps gives the same bits. On a GPU this
+// requires finite values. Returns INVALID_ARGUMENT if heads is not a multiple of key_heads,
 // key_size is not 1 to kMaxStateRows, value_size is 0 or qkv_stride is too small.
 absl::Status StateScan(const Backend& backend, const StateScanParams& params);
 

@@ -76,7 +76,7 @@ void KeepTopNSigma(float n, const std::vector<float>& x, ReferenceSample& sample
   }
   const double cutoff = x_of(sample.survivors.front()) - double{n} * std::sqrt(variance);
   for (const std::int32_t id : sample.survivors) {
-    // The best token always survives, whatever the rounding of the cutoff.
+    // The best token always survives, regardless of the rounding of the cutoff.
     if (id == sample.survivors.front()) continue;
     sample.margin = std::min(sample.margin, RelativeDistance(x_of(id), cutoff));
   }

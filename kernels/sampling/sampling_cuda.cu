@@ -11,8 +11,8 @@
 //   keep       without filters runs the race; with filters lists the keys from the cutoff's bucket
 //              on, then finds exact cutoffs of top-k, top-p, min-p and XTC, and runs the race
 //
-// The token of a row is written by scan if it is greedy and not edited, by scale if it is greedy
-// and edited, and by keep otherwise.
+// The token of a row is written by scan (greedy, not edited), by scale (greedy, edited) or by keep
+// (not greedy).
 
 #include <cstdint>
 

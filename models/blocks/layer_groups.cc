@@ -16,8 +16,7 @@ namespace {
 constexpr std::uint32_t kPaddingShare = 8;
 
 // Returns the window of a layer, 0 for none. A window that is at least as long as the context never
-// releases pages, so it counts as none. A chunk lies within a window of its length, so it counts as
-// such a window.
+// releases pages, so it counts as none. A chunk counts as a window of the same length.
 std::uint32_t WindowOf(const ModelSpec& spec, const LayerSpec& layer) {
   const std::uint32_t window = layer.heads.chunk != 0 ? layer.heads.chunk : layer.heads.window;
   return window < spec.max_position ? window : 0;

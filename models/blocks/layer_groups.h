@@ -16,8 +16,9 @@
 // layers of each kind. LayerPlace::slot counts the layers of a group, not slots. A layer with
 // kv_from_layer has the place of the layer that it reads, and occupies no slot.
 //
-// Recurrent layers have no pages. Their states lie in state slots, one layer after the other: S of
-// all heads, then the inputs of the convolution. Each layer starts at a multiple of 256 bytes.
+// Recurrent layers have no pages. A state slot stores the states of all layers of a sequence, one
+// layer after the other: S of all heads, then the inputs of the convolution. Each layer starts at a
+// multiple of 256 bytes.
 //
 // Place:      between ModelSpec and the KV geometry, the cache manager's groups and the decoder.
 // Invariants: every layer that stores K and V has its own place; all layers of a group have the

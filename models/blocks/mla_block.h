@@ -15,9 +15,9 @@ namespace quire::models {
 // single KV head. The value part of kv_b maps the results, weighted means of latents, to the values
 // of each head. Prefill and decode run the same computation, so chunking does not change bits.
 //
-// With an IndexSpec the layer attends to the selected keys alone. A layer without an indexer of its
-// own uses the selection that an earlier layer stored in StepBuffers::index. On the CPU, a step
-// whose rows all select every key runs dense attention, which gives the same bits.
+// With an IndexSpec the layer attends only to selected keys. A layer without an indexer uses the
+// selection that an earlier layer stored in StepBuffers::index. On the CPU, a step whose rows all
+// select every key runs dense attention, which gives the same bits.
 //
 // Writes the rows of the step's tokens to `place` in the cache. Uses the buffers normed, mla and
 // index.

@@ -42,27 +42,32 @@ struct Widths {
   std::int64_t attended = 0;
   std::int64_t gate_up = 0;
   std::int64_t hidden = 0;
-  std::int64_t q_latent = 0;  // MLA, as the next four; 0: no layer has a query latent
+  // MLA; 0: none.
+  std::int64_t q_latent = 0;  // 0: no layer has a query latent
   std::int64_t queries = 0;
   std::int64_t latent = 0;
   std::int64_t latents = 0;
   std::int64_t values = 0;
-  std::int64_t recurrent_in = 0;  // recurrent layers, as the next four; 0: none
+  // Recurrent layers and short convolutions; 0: none.
+  std::int64_t recurrent_in = 0;
   std::int64_t decays = 0;
   std::int64_t rates = 0;
   std::int64_t recurrent_out = 0;
   std::int64_t recurrent_rounded = 0;  // the widest input of a product
-  std::int64_t index_queries = 0;      // indexers, as the next three; 0: no indexer
+  // Indexers; 0: none.
+  std::int64_t index_queries = 0;
   std::int64_t index_size = 0;
   std::int64_t index_heads = 0;
   std::int64_t index_topk = 0;
-  std::int64_t experts = 0;  // MoE, as the next five; 0: no MoE
+  // MoE; 0: none.
+  std::int64_t experts = 0;
   std::int64_t top_k = 0;
   std::int64_t expert_inner = 0;  // gate and up of an expert
   std::int64_t shared_inner = 0;  // gate and up of a shared expert
   std::int64_t expert_latent = 0;
   std::int64_t expert_input = 0;  // hidden or latent columns
   bool weighted_inputs = false;   // experts read weighted inputs
+  // All layers.
   std::int64_t angles = 0;        // all rope tables together
   std::int64_t layer_inputs = 0;  // all layers together; 0: none
   std::int64_t dense_out = 0;     // 0: no dense MLP beside experts

@@ -1,10 +1,11 @@
 #pragma once
 
-// The tail is the run of last layers that write nothing that later steps read: they read the K and
-// V of earlier layers, or have no attention. Their results are needed only for tokens whose output
-// is wanted, so they compute only these tokens, the last ones of each row. The CPU moves the values
-// of these tokens to the front of the step's arrays and back (TailRows). On a GPU the runner
-// uploads arrays that describe these tokens (TailArrays), and their values stay at the front.
+// The tail is the run of last layers that write nothing that later steps read. These layers read
+// the K and V of earlier layers, or have no attention. Their results are needed only for tokens
+// whose output is wanted, so they compute only these tokens, the last ones of each row. The CPU
+// moves the values of these tokens to the front of the step's arrays and back (TailRows). On a GPU
+// the runner uploads arrays that describe these tokens (TailArrays), and their values stay at the
+// front.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,15 +39,15 @@ absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepC
 
 // Moves the wanted tokens of a step to the front of the step's arrays, and back.
 //
-// Place:      between the layers that write K and V or states and those that do not.
+// Place:      between the last layer that writes K and V or states and the tail.
 // Invariants: bits of a token do not depend on which other tokens are computed.
 // Threads:    one; host memory only.
 class TailRows {
  public:
-  // Keeps the last wanted[b] tokens of each row b. Changes `context` and the arrays x,
-  // layer_inputs, row_offsets and the angles of its buffers, and writes tail_lengths: the position
-  // of the first kept token of each row. REQUIRES: wanted[b] is at most the number of tokens of row
-  // b; cache_lengths[b] is the number of cached tokens of row b.
+  // Keeps the last wanted[b] tokens of each row b. Changes `context` and, in its buffers, x,
+  // layer_inputs, row_offsets and the angles. Sets tail_lengths to the position of the first kept
+  // token of each row. REQUIRES: wanted[b] is at most the number of tokens of row b;
+  // cache_lengths[b] is the number of cached tokens of row b.
   TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted,
            const std::uint32_t* cache_lengths, StepContext* context);
 

@@ -212,8 +212,8 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
   return absl::OkStatus();
 }
 
-// A layer with kv_from_layer must have the rope and the mask of its source layer: the source layer
-// has rotated the K rows, and pages keep them only as long as its mask needs them.
+// A layer with kv_from_layer must have the rope and the mask of its source layer. The source layer
+// rotated the K rows, and pages keep them only as long as its mask needs them.
 absl::Status ValidateSharedKv(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
   if (layer.kv_from_layer < 0) return absl::OkStatus();
@@ -414,9 +414,8 @@ std::string UnsupportedLayer(const ModelSpec& spec, const LayerSpec& layer, Devi
   return unsupported;
 }
 
-// If the KV rows of a layer differ from those of other layers in an unsupported way, returns a
-// description of the difference, otherwise an empty string. Head sizes may differ if they are
-// multiples of the smallest one (layer_groups.h).
+// Returns how the KV rows of a layer differ from other layers in an unsupported way, or an empty
+// string. Head sizes may differ if they are multiples of the smallest one (layer_groups.h).
 std::string UnsupportedRows(const ModelSpec& spec, const LayerSpec& layer) {
   if (!layer.has_kv()) return "";
   const LayerSpec& first = spec.first_kv_layer();

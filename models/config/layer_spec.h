@@ -314,9 +314,9 @@ struct LayerSpec {
   ShortConvSpec short_conv;  // used if attention is kShortConv
   MlpSpec dense;             // used if mlp is kDense or kDenseAndMoe
   MoeSpec moe;               // used if mlp is kMoe or kDenseAndMoe
-  NormSpec dense_out;        // used if mlp is kDenseAndMoe, as the next two
-  NormSpec moe_in;
-  NormSpec moe_out;
+  NormSpec dense_out;        // used if mlp is kDenseAndMoe
+  NormSpec moe_in;           // used if mlp is kDenseAndMoe
+  NormSpec moe_out;          // used if mlp is kDenseAndMoe
   LayerInputSpec input;
   std::int32_t kv_from_layer = -1;  // layer whose K and V this layer reads; -1: its own
   // AssignCacheGroups computes this: layers with equal KV rows and windows have equal numbers.

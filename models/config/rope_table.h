@@ -25,8 +25,8 @@ enum class RopeKind : std::uint8_t {
   // f_i up to the trained length. Longer contexts are refused, because their theta depends on the
   // length, so cached keys would become wrong.
   kDynamic,
-  // f_i / factor for long wavelengths, f_i for short ones, and a linear blend for those between. If
-  // low_freq_factor equals high_freq_factor, no wavelength is between.
+  // f_i / factor for long wavelengths, f_i for short ones, a linear blend for medium ones. If
+  // low_freq_factor equals high_freq_factor, no wavelength is medium.
   kLlama3,
   kYarn,  // a ramp from f_i / factor to f_i over the dimensions
   // f_i divided by the i-th factor of one of two lists. The list is chosen when the model is

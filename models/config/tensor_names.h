@@ -20,10 +20,10 @@ struct TensorNames {
   absl::string_view attn_out = "";
   absl::string_view mlp_in = "post_attention_layernorm";
   absl::string_view mlp_out = "";
-  absl::string_view dense_out = "";  // MlpKind::kDenseAndMoe, as the next two
-  absl::string_view moe_in = "";
-  absl::string_view moe_out = "";
-  absl::string_view output_scale = "";  // without a ".weight" of its own
+  absl::string_view dense_out = "";     // MlpKind::kDenseAndMoe
+  absl::string_view moe_in = "";        // MlpKind::kDenseAndMoe
+  absl::string_view moe_out = "";       // MlpKind::kDenseAndMoe
+  absl::string_view output_scale = "";  // complete name: no ".weight" is appended
   // Inputs per layer: tensors of the model, then of a layer.
   absl::string_view input_embedding = "";
   absl::string_view input_context = "";
@@ -37,7 +37,7 @@ struct TensorNames {
   absl::string_view qkv = "";  // one tensor with the rows of q, k and v, instead of the three
   absl::string_view q_norm = "";
   absl::string_view k_norm = "";
-  absl::string_view sinks = "";  // without a ".weight" of its own
+  absl::string_view sinks = "";  // complete name: no ".weight" is appended
   // MLA.
   absl::string_view q_a = "self_attn.q_a_proj";
   absl::string_view q_a_norm = "self_attn.q_a_layernorm";
@@ -55,7 +55,8 @@ struct TensorNames {
   absl::string_view index_weights = "self_attn.indexer.weights_proj";
   absl::string_view o = "self_attn.o_proj";
   // Recurrent layers. Their input projection is one or more of the next tensors, which together
-  // have the columns of RecurrentSpec::in_columns. Their vectors have no ".weight" of their own.
+  // have the columns of RecurrentSpec::in_columns. Names of their vectors are complete: no
+  // ".weight" is appended.
   absl::string_view in_qkvz = "";    // for each key head: q, k, then v and z of its heads
   absl::string_view in_ba = "";      // for each key head: b of its heads, then a of its heads
   absl::string_view in_zxbcdt = "";  // z, the channels of the convolution, a
@@ -81,7 +82,7 @@ struct TensorNames {
   absl::string_view gate_norm = "";
   absl::string_view recurrent_out = "";
   absl::string_view short_conv_in = "";
-  absl::string_view short_conv = "";  // without a ".weight" of its own
+  absl::string_view short_conv = "";  // complete name: no ".weight" is appended
   absl::string_view short_conv_out = "";
   absl::string_view gate = "mlp.gate_proj";
   absl::string_view up = "mlp.up_proj";
@@ -96,7 +97,8 @@ struct TensorNames {
   absl::string_view moe = "mlp";
   absl::string_view moe_alias = "";
   absl::string_view router = "gate";
-  absl::string_view choice_bias = "";  // without a ".weight" of its own, as the next two
+  // Complete names: no ".weight" is appended.
+  absl::string_view choice_bias = "";
   absl::string_view router_norm = "";
   absl::string_view expert_scale = "";
   // One tensor per expert: experts.NUMBER.expert_gate.weight and so on.

@@ -42,7 +42,7 @@ enum class BlockKind : std::uint8_t {
 inline constexpr int kNumBlockKinds = 8;
 
 // Returns the blocks that a layer computes, in order: one or two. A dense MLP and experts side by
-// side are one block, kMoe. Layers with inputs of their own compute kInput after these.
+// side are one block, kMoe. Layers with LayerSpec::input compute kInput after these blocks.
 absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer);
 // True if the layer has tensors of the block.
 bool HasBlock(const LayerSpec& layer, BlockKind block);
@@ -588,7 +588,7 @@ inline constexpr TensorRow<Block> kShortConvTable[] = {
      .linear = &Block::out},
 };
 
-// An MLP without gate has a table row of its own, whose tensor has only the rows of up.
+// An MLP without gate has a separate table row, for a tensor with only the rows of up.
 template <typename Layer>
 inline constexpr TensorRow<Layer> kMlpTable[] = {
     {.info = {.label = "gate_up",

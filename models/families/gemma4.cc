@@ -140,8 +140,8 @@ void SetHeads(const ModelConfig& config, std::size_t index, AttentionSpec* heads
   heads->v_from_k = own.attention_k_eq_v;
 }
 
-// Makes each of the last num_kv_shared_layers layers read the K and V of an earlier layer: the last
-// layer of the same kind, with or without a window, that stores its own K and V.
+// Makes each of the last num_kv_shared_layers layers read the K and V of an earlier layer. That is
+// the last layer of the same kind (windowed or full) that stores its own K and V.
 absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
   const PerLayerConfig& own = config.per_layer;
   const std::size_t first = spec->layers.size() - own.num_kv_shared_layers;

@@ -287,7 +287,7 @@ class GgufConfigReader {
                          absl::StrCat("gives heads of ", config_.head_dim,
                                       ", it must be even and at most ", kMaxHeadDim));
     }
-    // MLA has head sizes of its own (ReadGgufMla).
+    // MLA has other head sizes (ReadGgufMla).
     if (FamilyReads("attention.kv_lora_rank")) return absl::OkStatus();
     return MustBe("attention.value_length", config_.head_dim);
   }
@@ -653,7 +653,7 @@ class GgufConfigReader {
   const formats::GgufFile& gguf_;
   const Family* family_ = nullptr;
   std::optional<GgufKeys> keys_;  // set with family_
-  std::uint32_t num_blocks_ = 0;  // including those for multi-token prediction
+  std::uint32_t num_blocks_ = 0;  // including blocks for multi-token prediction
   ModelConfig config_;
 };
 

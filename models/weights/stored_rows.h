@@ -30,8 +30,8 @@ absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::
 // of its quantized weights. Returns PlainForm if no kernel can use the quantized weights without
 // loss.
 MatrixForm StoredForm(const formats::StoredTensor& tensor);
-// Returns the form of a matrix on GPUs. It differs from StoredForm for e2m1, which has a form of
-// its own, and for GGML blocks with minimums or in groups of 16, which become PlainForm. Returns
+// Returns the form of a matrix on GPUs. It differs from StoredForm for e2m1, which GPUs keep as
+// e2m1, and for GGML blocks with minimums or in groups of 16, which become PlainForm. Returns
 // UNIMPLEMENTED with the tensor for quantized weights that no GPU kernel supports.
 absl::StatusOr<MatrixForm> CudaMatrixForm(const formats::StoredTensor& tensor);
 // Returns the unquantized form that represents every value of a quantized matrix exactly.

@@ -138,7 +138,7 @@ absl::Status ApplyGroups(const kernels::Backend& backend,
 using MlaWeights = MlaTensors<const float*, LinearWeights>;
 using RecurrentWeights = RecurrentTensors<const float*, LinearWeights>;
 
-// On a GPU the matrices of one kind lie at equal distances from expert to expert, and so do their
+// On a GPU the matrices of one kind are equally spaced from expert to expert, and so are their
 // biases. gate_up_groups[i] and down_groups[i] describe matrix i of every expert.
 struct MoeWeights : MoeTensors<const float*, LinearWeights> {
   std::vector<kernels::LinearGroups> gate_up_groups;
