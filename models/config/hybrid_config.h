@@ -37,8 +37,8 @@ absl::StatusOr<HybridConfig> ReadHybrid(const ConfigReader& reader, const Family
                                         std::uint32_t num_layers, std::uint32_t hidden_size);
 
 // Reads the width of dense MLPs of a family that lists block_ff_dim. block_ff_dim takes precedence
-// over intermediate_size. If block_auto_adjust_ff_dim is true (the default), the width is two thirds
-// of the key's value, times block_ffn_dim_multiplier, rounded up to block_multiple_of.
+// over intermediate_size. If block_auto_adjust_ff_dim is true (the default), the width is two
+// thirds of the key's value, times block_ffn_dim_multiplier, rounded up to block_multiple_of.
 absl::StatusOr<std::uint32_t> ReadAdjustedWidth(const ConfigReader& reader);
 
 // Returns the text of config.json with {"__float__": "Infinity"} in place of a bare Infinity in

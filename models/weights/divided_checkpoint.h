@@ -23,8 +23,8 @@ namespace quire::models {
 
 // Returns the spec of a rank's part. Returns INVALID_ARGUMENT if the rank does not exist. Also
 // returns it if the number of ranks does not divide the heads and the intermediate size of a layer,
-// or is neither a divisor nor a multiple of its KV heads. Returns UNIMPLEMENTED that names the layer
-// and the field for parts of a model that cannot be divided.
+// or is neither a divisor nor a multiple of its KV heads. Returns UNIMPLEMENTED that names the
+// layer and the field for parts of a model that cannot be divided.
 absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part);
 
 // Returns the tensors of SpecOfPart(spec, part) under their names. The result must not outlive

@@ -3,8 +3,7 @@
 // Parses the text of one tool call, from its first marker to its last, to name and arguments.
 //
 // Place:      used by the output parsers, which find where a call begins and ends.
-// Invariants: arguments are one JSON object; those that the model wrote as JSON are passed on
-//             unchanged.
+// Invariants: arguments are one JSON object. Arguments that the model wrote as JSON are unchanged.
 // Threads:    pure functions.
 
 #include <string>
