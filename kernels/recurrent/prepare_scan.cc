@@ -12,7 +12,7 @@ absl::Status PrepareScan(const Backend& backend, const PrepareScanParams& params
   if (params.heads == 0 ||
       (!is_per_head && (params.b == nullptr || params.channels != per_channel))) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "scan of ", params.heads, " heads has ", params.channels, " decays, they must be ",
+        "scan of ", params.heads, " heads has ", params.channels, " decays, there must be ",
         params.heads, params.b == nullptr ? "" : absl::StrCat(" or ", per_channel)));
   }
   const std::int64_t keys = std::int64_t{params.key_heads} * params.key_size;

@@ -10,7 +10,7 @@ absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
   using internal::kScanColumns;
   if (params.key_heads == 0 || params.heads == 0 || params.heads % params.key_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("scan has ", params.heads,
-                                                   " heads, must be above 0 and a multiple of ",
+                                                   " heads, it must be above 0 and a multiple of ",
                                                    params.key_heads, ", the number of key heads"));
   }
   const std::int64_t columns = std::max(std::int64_t{params.heads} * params.value_size,

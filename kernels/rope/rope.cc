@@ -34,7 +34,7 @@ absl::Status Rope(const Backend& backend, const RopeParams& params) {
   const std::int64_t columns = std::int64_t{params.num_heads} * params.head_size;
   if (params.x_stride < columns) {
     return absl::InvalidArgumentError(absl::StrCat("stride of rope rows is ", params.x_stride,
-                                                   ", must be at least the size of all heads, ",
+                                                   ", it must be at least the size of all heads, ",
                                                    columns));
   }
   backend.ParallelFor(

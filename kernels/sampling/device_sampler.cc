@@ -116,7 +116,7 @@ Layout LayoutFor(const DeviceSamplerLimits& limits) {
 absl::Status CheckLimit(absl::string_view what, std::uint64_t value, std::uint64_t limit) {
   if (value <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("sampler slot has ", value, " ", what, ", the limit is ", limit));
+      absl::StrCat("device sampler: there are ", value, " ", what, ", the limit is ", limit));
 }
 
 bool HasPenalties(const SamplingRow& row) {
@@ -232,7 +232,7 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
     QUIRE_RETURN_IF_ERROR(CheckLimit("banned ids of a row", lists.banned, limits.max_banned));
     QUIRE_RETURN_IF_ERROR(CheckLimit("masks of a row", lists.masks, limits.max_masks));
   }
-  return CheckLimit("samples", slot.samples.size() + rows.size(), limits.max_samples);
+  return CheckLimit("samples of a slot", slot.samples.size() + rows.size(), limits.max_samples);
 }
 
 // Returns the number of leading rows whose lists fit into the slot together. Stores the total size
@@ -445,8 +445,8 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   if (limits.vocab == 0 || limits.vocab > (1u << 30) ||
       limits.max_logprobs > internal::kMaxDeviceLogprobs) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "device sampler for a vocabulary of ", limits.vocab, " and ", limits.max_logprobs,
-        " log-probabilities, limits are 1 to 2^30 and ", internal::kMaxDeviceLogprobs));
+        "device sampler has a vocabulary of ", limits.vocab, ", it must be 1 to 2^30, and ",
+        limits.max_logprobs, " log-probabilities, at most ", internal::kMaxDeviceLogprobs));
   }
   if (!has_text.empty() && has_text.size() != limits.vocab) {
     return absl::InvalidArgumentError(absl::StrCat("has_text has ", has_text.size(),
@@ -531,7 +531,8 @@ absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens
     QUIRE_RETURN_IF_ERROR(CheckLimit("log-probabilities of a row", best, limits.max_logprobs));
     sizes.tops += best;
   }
-  QUIRE_RETURN_IF_ERROR(CheckLimit("logprobs", slot_data.logprobs.size() + tokens.size(),
+  QUIRE_RETURN_IF_ERROR(CheckLimit("prompt log-probabilities of a slot",
+                                   slot_data.logprobs.size() + tokens.size(),
                                    limits.max_prompt_logprobs));
   if (tokens.empty()) return absl::OkStatus();
   const Staged staged = state_->Reserve(tokens.size(), sizes, slot);

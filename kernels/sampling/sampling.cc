@@ -551,7 +551,7 @@ absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab) {
   QUIRE_RETURN_IF_ERROR(CheckToken("prompt", token.token, vocab));
   if (token.num_logprobs >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(token.num_logprobs, " log-probabilities are requested, it must be 0 or more"));
+      absl::StrCat("num_logprobs is ", token.num_logprobs, ", it must be 0 or more"));
 }
 
 }  // namespace internal
@@ -561,7 +561,7 @@ namespace {
 absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
   if (num_logprobs <= 0 || top != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(num_logprobs, " log-probabilities are requested, but top is null"));
+      absl::StrCat("num_logprobs is ", num_logprobs, ", but top is null"));
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
     return Invalid(index, "period of q_position_scale is 0, it must be above 0");
   }
   if (heads.softcap != 0 && heads.has_sinks) {
-    return Invalid(index, "softcap and sinks exclude each other");
+    return Invalid(index, "softcap and has_sinks are set, only one of them is allowed");
   }
   if (heads.rope < 0) return absl::OkStatus();
   if (static_cast<std::size_t>(heads.rope) >= spec.rope_tables.size()) {

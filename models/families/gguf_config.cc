@@ -284,7 +284,7 @@ class GgufConfigReader {
     config_.head_dim = static_cast<std::uint32_t>(head_size.value_or(config_.hidden_size / heads));
     if (config_.head_dim % 2 != 0 || config_.head_dim > kMaxHeadDim) {
       return gguf_.Error(head_size ? size_key : Key("attention.head_count"),
-                         absl::StrCat("gives heads of ", config_.head_dim,
+                         absl::StrCat("gives head size ", config_.head_dim,
                                       ", it must be even and at most ", kMaxHeadDim));
     }
     // MLA has other head sizes (ReadGgufMla).
