@@ -62,7 +62,7 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
   const absl::StatusOr<formats::JsonValue> value = object_.Get(key);
   if (!value.ok()) return Label(value.status());
   if (!value->is_number())
-    return Error(key, absl::StrCat("is ", ValueText(key), ", must be a number"));
+    return Error(key, absl::StrCat("is ", ValueText(key), ", it must be a number"));
   const double number = value->raw().get<double>();
   if (!std::isfinite(number)) return Error(key, "is not a finite number");
   return number;

@@ -77,7 +77,7 @@ TEST(LayerSpecTest, RejectsContradictions) {
       {"rotary_size 4 from column 2", [](ModelSpec& s) { s.layers[1].heads.rotary_first = 2; }},
       {"rope table is 1", [](ModelSpec& s) { s.layers[1].heads.rope = 1; }},
       {"rope table 0 has 1 entries", [](ModelSpec& s) { s.rope_tables[0].inv_freq.resize(1); }},
-      {"softcap and sinks",
+      {"softcap and has_sinks",
        [](ModelSpec& s) {
          s.layers[1].heads.softcap = 50;
          s.layers[1].heads.has_sinks = true;
