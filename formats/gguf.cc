@@ -161,12 +161,12 @@ class GgufParser {
     return CheckCount("kv_count", *kv_count);
   }
 
-  // Rejects a count that exceeds the file size. The check is loose on purpose: a count that the
-  // file could hold is read until the file ends. The error of a truncated file therefore names the
-  // item where it breaks off.
+  // Rejects a count that exceeds the file size. Smaller counts are read until the file ends, so the
+  // error of a truncated file names the item at which it ends.
   absl::Status CheckCount(absl::string_view field, std::uint64_t count) const {
     if (count <= bytes_.size()) return absl::OkStatus();
-    return Refuse(field, absl::StrCat("is ", count, ", the file has ", bytes_.size(), " bytes"));
+    return Refuse(field,
+                  absl::StrCat("is ", count, ", more than the file's ", bytes_.size(), " bytes"));
   }
 
   absl::Status ReadKey(std::uint64_t index) {

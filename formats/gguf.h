@@ -42,8 +42,8 @@ enum class GgufType : std::uint32_t {
   kF64 = 12,
 };
 
-// One row of the tensor table. The parser checks neither the type nor that the data lie in the
-// file.
+// One row of the tensor table. The parser does not check `type`, nor whether the data lie inside
+// the file.
 struct GgufTensor {
   absl::string_view name;             // 1 to 63 bytes of UTF-8
   std::vector<std::int64_t> extents;  // 1 to 4, each positive; the first varies fastest
@@ -58,11 +58,11 @@ struct GgufTensor {
 // Lifetime:   a view of the file's bytes, which must outlive the GgufFile and all returned strings.
 class GgufFile {
  public:
-  // `label` starts every message. Returns INVALID_ARGUMENT with the field: "magic", "version",
-  // "tensor_count", "kv_count", a key, a tensor's name, or "kv 6" and "tensor 2" (counted from 0)
-  // where the name is not known yet. Rejects versions other than 2 and 3, big-endian files, unknown
-  // value types, nested arrays and bools other than 0 and 1. Also rejects keys that are empty,
-  // duplicate or not UTF-8.
+  // `label` starts every message. Returns INVALID_ARGUMENT with the field, such as "magic",
+  // "kv_count", a key or a tensor's name. An item without a readable name is given by its index
+  // from 0, such as "kv 6" or "tensor 2". Rejects versions other than 2 and 3, big-endian files,
+  // unknown value types, nested arrays and bools other than 0 and 1. Also rejects keys that are
+  // empty, duplicate or not UTF-8.
   static absl::StatusOr<GgufFile> Parse(std::span<const std::byte> file, absl::string_view label);
 
   const std::string& label() const { return label_; }

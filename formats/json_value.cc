@@ -34,7 +34,7 @@ absl::string_view KindName(const json& value) {
 }
 
 // Builds the tree from parser events. nlohmann's own builder accepts duplicate keys and any depth;
-// this one also knows the current path for error messages.
+// TreeBuilder rejects both, and tracks the current path for error messages.
 class TreeBuilder : public json::json_sax_t {
  public:
   // REQUIRES: `root` is null.

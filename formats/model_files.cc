@@ -125,8 +125,8 @@ std::string ModelFiles::LabelOf(absl::string_view name) const {
 
 absl::StatusOr<ModelFile> ModelFiles::Open(absl::string_view name) const {
   if (!IsNameInside(name)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(source_, ": \"", name, "\" is not the name of a file in it"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        source_, ": \"", name, "\" is not a file name, it must be NAME or FOLDER/NAME"));
   }
   if (!in_memory_) {
     QUIRE_ASSIGN_OR_RETURN(MappedFile mapping, MappedFile::Open(LabelOf(name)));

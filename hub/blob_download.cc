@@ -92,8 +92,8 @@ class IncompleteBlob {
 
   absl::Status Delete() { return unlink(path_.c_str()) == 0 ? absl::OkStatus() : Error(); }
 
-  // Returns INTERNAL if the file has not exactly the bytes that were counted, for example because
-  // another program writes to it in spite of the lock.
+  // Returns INTERNAL if the size of the file is not the number of bytes written, for example
+  // because another program ignored the lock.
   absl::Status CheckIntegrity() const {
     if (FileSize(path_) == size_) return absl::OkStatus();
     return absl::InternalError(

@@ -2,8 +2,9 @@
 
 // Downloads one file of a repository into the blobs of the cache.
 //
-// The bytes go to blobs/HASH.incomplete, which a later call continues by a range request. The file
-// is renamed to blobs/HASH when its hash is right. A file lock excludes other processes until then.
+// The bytes go to blobs/HASH.incomplete. A later call continues this file by a range request. The
+// file is renamed to blobs/HASH when its hash is verified. A file lock excludes other processes
+// until then.
 //
 // Threads:  any; one call per file at a time.
 
@@ -21,8 +22,7 @@ namespace quire::hub {
 
 // The delay between attempts is 0.5 s at first and doubles after each failure. It is at least the
 // Retry-After of the server. A download fails after kMaxAttempts consecutive failed attempts, or if
-// Retry-After exceeds kMaxRetryAfter. An attempt that lengthened the file is the first of a new
-// count.
+// Retry-After exceeds kMaxRetryAfter. An attempt that received bytes resets the count.
 inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
@@ -47,11 +47,14 @@ struct BlobRequest {
   std::size_t index = 0;  // in `progress`
 };
 
-// Returns OK when the blob is in the cache. Errors: DATA_LOSS if the server sends too many bytes,
-// the wrong range, or content with another hash; RESOURCE_EXHAUSTED if the disk is full; ABORTED if
-// the attempts are used up; INTERNAL if another program changed the file; CANCELLED after a stop;
-// those of the file system, of HttpClient and of AnswerError. Content with another hash is deleted.
-// After other errors, the bytes received so far are kept.
+// Returns OK when the blob is in the cache. Content with another hash is deleted. After other
+// errors, the bytes received so far are kept. Errors, besides those of the file system, HttpClient
+// and AnswerError:
+// - DATA_LOSS if the server sends too many bytes, the wrong range, or content with another hash
+// - RESOURCE_EXHAUSTED if the disk is full
+// - ABORTED after kMaxAttempts failed attempts
+// - INTERNAL if another program changed the file
+// - CANCELLED after a stop
 absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& settings,
                           HttpClient* client);
 
@@ -59,9 +62,9 @@ absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& setting
 std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
                          const RepositoryFile& file);
 
-// Returns the error for an unsuccessful answer of the hub. The message names the cause (a gated,
-// private or unknown repository; an unknown revision or file; a refused token) and, where one
-// exists, a remedy. For other answers it gives the HTTP status and the hub's message.
+// Returns the error for an unsuccessful answer of the hub. The message names the cause and the
+// remedy for a gated, private or unknown repository, an unknown revision or file, and a refused
+// token. Otherwise it has the HTTP status and the hub's message.
 absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
                          const HttpAnswer& answer);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The hash that names a blob: the SHA-256 of an LFS file, or the git SHA-1 of another file, which
-// is the SHA-1 of "blob SIZE\0" and the content.
+// The hash that names a blob: SHA-256 for LFS files, git SHA-1 for others. The git SHA-1 is the
+// SHA-1 of "blob SIZE\0" followed by the content.
 //
 // Threads: one.
 // Source:  https://git-scm.com/book/en/v2/Git-Internals-Git-Objects

@@ -76,7 +76,7 @@ struct HttpClient::Transfer {
   bool is_size_final = false;
   std::int64_t first = 0;
   bool is_head = false;
-  bool is_ended = false;  // the answer has all that is needed, so the transfer was ended early
+  bool is_ended = false;  // the transfer was ended early, because the answer is complete enough
   std::size_t max_body = kMaxErrorBody;
   bool is_body_too_large = false;
   const Sink* sink = nullptr;  // null: the body is kept

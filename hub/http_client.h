@@ -24,11 +24,11 @@
 
 namespace quire::hub {
 
-// The answer to a request, after redirects. The hub's own headers are those of the first answer
-// that has them, because the target of a redirect does not send them.
+// The answer to a request, after redirects. The X- headers come from the first answer that has
+// them, because the target of a redirect does not send them.
 struct HttpAnswer {
   int status = 0;
-  std::string body;           // of Get; of Download only if the status is not 200 or 206
+  std::string body;           // set by Get, and by Download if the status is not 200 or 206
   std::string etag;           // X-Linked-Etag, else ETag; without quotes and W/
   std::string error_code;     // X-Error-Code
   std::string error_message;  // X-Error-Message
@@ -37,11 +37,11 @@ struct HttpAnswer {
   absl::Duration retry_after = absl::ZeroDuration();
 };
 
-// Status codes of failed transfers: UNAVAILABLE if no connection was made, ABORTED if a transfer
-// broke off or stalled, and CANCELLED after a stop. FAILED_PRECONDITION is returned if the server's
-// certificate is not trusted, the URL cannot be used, or there are too many redirects.
-// RESOURCE_EXHAUSTED is returned if libcurl cannot be initialized. An answer with an HTTP error is
-// not a failure.
+// A failed transfer returns UNAVAILABLE if no connection was made, ABORTED if the transfer broke
+// off or stalled, and CANCELLED after a stop. It returns FAILED_PRECONDITION if the server's
+// certificate is not trusted, the URL cannot be used, or there are too many redirects. It returns
+// RESOURCE_EXHAUSTED if libcurl cannot be initialized. An answer with an HTTP error status is not a
+// failed transfer.
 class HttpClient {
  public:
   // Receives the next bytes of a file. An error ends the transfer and is returned by Download.
@@ -77,7 +77,7 @@ class HttpClient {
   std::unique_ptr<void, Deleter> curl_;
 };
 
-// Escapes a path or a part of one for a URL. Slashes are kept if `keep_slashes`.
+// Escapes a path, or a part of a path, for a URL. Slashes are kept if `keep_slashes`.
 std::string EscapeUrl(absl::string_view text, bool keep_slashes);
 
 }  // namespace quire::hub

@@ -1,6 +1,6 @@
 #pragma once
 
-// The settings of the client of a hub, from the environment variables of huggingface_hub.
+// The settings of the hub client, from the environment variables of huggingface_hub.
 //
 // Threads: any, as long as no thread changes the environment.
 
@@ -13,7 +13,7 @@
 namespace quire::hub {
 
 struct HubSettings {
-  std::string endpoint;   // HF_ENDPOINT without a slash at the end, https://huggingface.co
+  std::string endpoint;   // HF_ENDPOINT without trailing slashes; default https://huggingface.co
   std::string cache_dir;  // see CacheDir
   // HF_TOKEN, else the file HF_TOKEN_PATH, which is $HF_HOME/token by default; empty: none.
   std::string token;

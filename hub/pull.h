@@ -6,7 +6,8 @@
 //     -> download blobs with kPullThreads threads -> link the snapshot -> write the ref
 //
 // Place:    above blob_download.h; called by `quire pull`.
-// Threads:  one call per `progress` and `stop`, from any thread. Its threads end before it returns.
+// Threads:  one call per `progress` and `stop`, from any thread. The threads of a call end before
+//           the call returns.
 
 #include <cstdint>
 #include <string>
@@ -32,8 +33,8 @@ struct PullResult {
 // Downloads what is missing and returns where the model is. Errors, besides those of HttpClient,
 // SelectFiles and DownloadBlob: FAILED_PRECONDITION if HF_HUB_OFFLINE is set or the model is being
 // removed, RESOURCE_EXHAUSTED if the disk has too little space, UNAVAILABLE if the hub cannot be
-// reached. The first error stops all threads. After CANCELLED or an error the same call continues
-// where this one ended.
+// reached. The first error stops all threads. After an error, a repeated call continues the
+// download.
 absl::StatusOr<PullResult> Pull(const HubSettings& settings, const ModelName& name,
                                 StopSignal* stop, PullProgress* progress);
 

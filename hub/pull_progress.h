@@ -1,6 +1,6 @@
 #pragma once
 
-// The state of the files of a running download, for a display.
+// The state of each file of a running download, for the display.
 //
 // Place:      written by the threads of a download, read by the display of `quire pull`.
 // Invariants: a file never has more bytes than its size, and all of them when it is done.

@@ -41,8 +41,8 @@ constexpr absl::string_view kTopFiles[] = {
     "vocab.json",
 };
 
-// Suffixes of weight files, for the message about a repository without weights that quired reads.
-// A .safetensors file can have a name that quired does not read.
+// Suffixes of weight files. If a repository has no weights that quired reads, the message names a
+// file with one of these suffixes. A .safetensors file can have a name that quired does not read.
 constexpr absl::string_view kOtherWeights[] = {".safetensors", ".bin",  ".pth",   ".pt",
                                                ".ckpt",        ".onnx", ".h5",    ".npz",
                                                ".msgpack",     ".nemo", ".tflite"};
@@ -94,7 +94,7 @@ bool IsNestedFile(absl::string_view name) {
 }
 
 // Returns whether the file may be a shard that model.safetensors.index.json names. Repositories may
-// also have adapters, and the same weights a second time as consolidated*.safetensors.
+// also have adapters, and a second copy of the weights as consolidated*.safetensors.
 bool IsShard(absl::string_view name) {
   return absl::EndsWith(name, ".safetensors") && !absl::StrContains(name, "/") &&
          !absl::StartsWith(name, "consolidated") && !absl::StartsWith(name, "adapter");

@@ -16,7 +16,7 @@
 
 namespace quire::hub {
 
-// Limits of the hub's answer. Larger ones are refused.
+// Limits of the hub's answer. Larger answers are rejected.
 inline constexpr std::size_t kMaxListingBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMaxListedFiles = 100'000;
 inline constexpr std::int64_t kMaxFileBytes = std::int64_t{1} << 44;
@@ -36,11 +36,13 @@ struct Listing {
 // file name that leads outside the repository.
 absl::StatusOr<Listing> ParseListing(absl::string_view json);
 
-// Returns the files to download: the GGUF file `name.file` and its shards if it is given, otherwise
-// safetensors weights, configuration, tokenizer, chat templates, and the modules of
-// sentence-transformers. Returns NOT_FOUND with the GGUF files of the repository if `name.file` is
-// not one of them, INVALID_ARGUMENT with the same list if a repository has only GGUF files, and
-// FAILED_PRECONDITION if it has neither.
+// Returns the files to download. If `name.file` is given, these are the GGUF file and its shards.
+// Otherwise they are safetensors weights, configuration, tokenizer, chat templates, and the modules
+// of sentence-transformers.
+//
+// Returns NOT_FOUND with the repository's GGUF files if `name.file` is not one of them. Returns
+// INVALID_ARGUMENT with the same list if the repository has only GGUF files, and
+// FAILED_PRECONDITION if it has neither kind of weights.
 absl::StatusOr<std::vector<RepositoryFile>> SelectFiles(const std::vector<RepositoryFile>& files,
                                                         const ModelName& name);
 

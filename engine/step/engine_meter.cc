@@ -8,11 +8,11 @@
 namespace quire::engine {
 namespace {
 
-// Retry delays are at least a second, so the remaining work is reported less often than once per
-// step.
+// Reports to the limiter are at least this far apart. Its retry delays are a second or more, so a
+// report per step is not needed.
 constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
 constexpr absl::Duration kBetweenWallReads = absl::Milliseconds(10);
-// A new length moves the mean by 1 / kAnswersInMean of the difference between the two.
+// Window of the moving average of output lengths: a new length has the weight 1 / kAnswersInMean.
 constexpr double kAnswersInMean = 16;
 
 }  // namespace
@@ -107,7 +107,7 @@ absl::Duration EngineMeter::WallOffset(absl::Time now) {
 }
 
 // Returns the number of tokens that running and waiting choices are expected to generate. A choice
-// is expected to reach the mean length of earlier ones, but at most its max_tokens.
+// is expected to reach the mean length of earlier choices, but at most its max_tokens.
 std::int64_t EngineMeter::ExpectedOutputTokens() const {
   std::int64_t expected = 0;
   const auto add = [&](const Sequence* sequence) {
@@ -149,9 +149,9 @@ absl::Status EngineMeter::CheckIntegrity(std::span<const ScheduledRequest* const
     running += request->is_counted_running() ? 1 : 0;
   }
   if (running == running_ && accepted - running == waiting_) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("of ", accepted, " accepted requests ", running, " run, ",
-                                          running_, " are counted as running and ", waiting_,
-                                          " as waiting"));
+  return absl::InternalError(absl::StrCat(accepted, " requests are accepted and ", running,
+                                          " run, but ", running_, " are counted as running and ",
+                                          waiting_, " as waiting"));
 }
 
 }  // namespace quire::engine

@@ -4,8 +4,8 @@
 // Reports the remaining work to AdmissionLimiter, which computes its retry delays from it.
 //
 // Place:      part of EngineCore; RequestLifecycle and StepPipeline report to it.
-// Invariants: see CheckIntegrity(). running + waiting are the accepted requests that have not
-//             ended.
+// Invariants: see CheckIntegrity(). running + waiting is the number of accepted requests that have
+//             not ended.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
 
@@ -37,22 +37,22 @@ class EngineMeter {
   };
   explicit EngineMeter(const Parts& parts);
 
-  // Counts a request, whose prompt is now prepared, as accepted and as waiting.
+  // Counts a request as accepted and waiting. Called when its prompt is prepared.
   void Accepted();
   // Counts the request as running if one of its sequences has a row, and as waiting otherwise.
   void RefreshGauge(ScheduledRequest& live);
   // Counts the end of an accepted request.
   void Ended(const ScheduledRequest& live);
   void EndedEarly(RequestState state, CancelSource source);
-  // Counts the end of a choice that ended by itself after `output_tokens` tokens.
+  // Counts a choice that finished normally with `output_tokens` tokens.
   void ChoiceEnded(std::int32_t output_tokens);
-  // Counts a step that has ended. Its collection started at `collected`. Returns the time that the
-  // step took. The time of an overlapped step starts at the end of the step before it.
+  // Counts a step that has ended. Its collection started at `collected`. Returns the wall time of
+  // the step. For an overlapped step, it starts at the end of the previous step.
   absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
-  // Publishes the pages and reports the remaining work, after a step or after choices that ended
-  // without one.
+  // Publishes the page counts and reports the remaining work to the limiter. Called after a step,
+  // and when choices end without one.
   void ShowWork(absl::Time now);
-  // Shows the pages. Pages evicted since the last call count under `since_last`.
+  // Publishes the cache statistics. Pages evicted since the last call count under `since_last`.
   void ShowCache(EvictionCause since_last) { probe_->cache.Show(cache_->stats(), since_last); }
 
   // Returns the statistics without the counts that StepCollector and StepPipeline keep.

@@ -1,6 +1,6 @@
 #pragma once
 
-// The state that the engine thread publishes between two steps. Plain values.
+// Statistics that the engine thread publishes between two steps.
 
 #include <array>
 #include <cstdint>
@@ -17,14 +17,14 @@ namespace quire::engine {
 // kFailed is final: Accept answers UNAVAILABLE / DEVICE_ERROR.
 enum class EngineState : std::uint8_t { kReady, kDraining, kStopped, kFailed };
 
-// Requests that ended early, by the state they were in (RequestState) and the cause (CancelSource).
+// Numbers of requests that ended early, indexed by [RequestState][CancelSource].
 using EndCounts = std::array<std::array<std::int64_t, kNumCancelSources>, kNumRequestStates>;
 
 struct EngineStats {
   EngineState state = EngineState::kReady;
   std::int32_t running = 0, waiting = 0;
   std::int64_t waiting_uncached_tokens = 0;
-  std::int64_t blocked_admissions = 0;  // attempts for the head of the queue that found no pages
+  std::int64_t blocked_admissions = 0;  // times that the head of the queue found no free pages
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;
@@ -45,15 +45,15 @@ struct IntegrityReport {
   absl::Status status() const;
 };
 
-// The owners of pages between two steps: entry i is page i + 1.
+// The owner of each page between two steps. pages[i] describes page i + 1.
 struct PageSnapshot {
   static constexpr std::int32_t kFree = 0;
   static constexpr std::int32_t kCached = 1;
   static constexpr std::int32_t kShared = 2;      // used by several sequences
-  static constexpr std::int32_t kWork = 3;        // used by copies and clears of steps
-  static constexpr std::int32_t kFirstOwner = 4;  // + index into owners: used by one sequence
+  static constexpr std::int32_t kWork = 3;        // used by page copies and clears
+  static constexpr std::int32_t kFirstOwner = 4;  // + i: used by one sequence of owners[i]
   std::vector<std::int32_t> pages;
-  // Ids of requests; one with several choices may occur repeatedly.
+  // Request ids. A request with several choices may occur more than once.
   std::vector<std::string> owners;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A step in flight: its plan, the batch that the runner got, and the owners of the results.
+// A step in flight: its plan, the batch given to the runner, and the owners of the results.
 
 #include <cstdint>
 #include <vector>
@@ -27,7 +27,7 @@ struct PoolOwner {
 
 // Place:      filled by BatchBuilder, launched by StepPipeline, which has one for each step that
 //             may be in flight, and read by StepCollector.
-// Invariants: batch.rows are the decodes of the plan, then its chunks. batch.samples and
+// Invariants: batch.rows lists the plan's decodes, then its prefill chunks. batch.samples and
 //             sample_owners run in parallel, and so do prompt log-probabilities and pools. Requests
 //             that end while the step is in flight stay alive until it has completed
 //             (RequestLifecycle::FreeEnded).

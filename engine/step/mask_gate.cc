@@ -11,8 +11,8 @@ namespace {
 // by kMinWait if that is longer.
 constexpr double kMaxDelayFraction = 0.05;
 constexpr absl::Duration kMinWait = absl::Microseconds(200);
-// The computation of masks may take this fraction of the expected time of a step, counted from its
-// launch.
+// Mask computation may continue until this fraction of the step's expected time has passed since
+// its launch.
 constexpr double kStepFraction = 0.8;
 // Maximum wait if the step has no other rows, or if nothing else can run.
 constexpr absl::Duration kMaxWait = absl::Milliseconds(20);
@@ -22,8 +22,9 @@ bool IsComplete(const Sequence& sequence) {
   return sequence.mask->is_finished() && sequence.output_tokens() > 0;
 }
 
-// Returns whether the choice can be sampled. Before the fork all choices are sampled together. A
-// mask that ends its choice and became ready after FindEnds is left to the next call of FindEnds.
+// Returns whether the choice can be sampled now. Before the fork all choices of the request are
+// sampled together. A choice whose constraint is complete is not sampled: the next FindEnds ends
+// it.
 bool CanSample(const Sequence& sequence) {
   const auto has_mask = [](const Sequence& choice) {
     return choice.mask->is_ready() && choice.mask->status().ok() && !IsComplete(choice);
@@ -69,8 +70,7 @@ void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Durati
     if (is_next && !sequence->awaits_mask) AddAwaited(*sequence);
   }
   if (awaited_.empty()) return;
-  // `expected` is the time of the last step, which may have computed a long prompt. It is therefore
-  // clamped.
+  // `expected` is clamped, because the last step may have computed a long prompt.
   masks_.WaitAll(awaited_, std::clamp(expected * kMaxDelayFraction, kMinWait, kMaxWait));
 }
 

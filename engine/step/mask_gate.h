@@ -1,14 +1,15 @@
 #pragma once
 
-// Starts the masks of choices with a constraint, banned text or repetition penalties, and waits for
-// these masks before a step samples. Stalls rows whose mask is late.
+// Starts the token masks of choices with a constraint, banned text or repetition penalties, and
+// waits for them before a step samples. Stalls rows whose mask is late.
 //
 // The threads of MaskPool compute the masks while the device computes the logits of the same step.
 // A row whose mask is late is not sampled. It is left out of steps until the mask is ready, and
 // then computes its last token again.
 //
 // A model with recurrent states cannot compute a token again, because its states already include
-// that token. Its rows compute the token whose logits they sample only when their masks are ready.
+// that token. A row of such a model computes the token that it samples from only when its mask is
+// ready.
 //
 // Place:      between StepPipeline and MaskPool. Ends no request itself.
 // Invariants: see CheckIntegrity(). A choice has a mask if and only if its request has MaskRules
@@ -46,9 +47,10 @@ class MaskGate {
   // Called when the request has ended. Subtracts it from the requests that have masks.
   void Drop(const ScheduledRequest& live);
 
-  // The two functions below do nothing if the model has no recurrent states. The first waits for
-  // the masks of rows that the next step samples. `expected` is the expected time of the last step.
-  // The wait is at most a small fraction of it, but at least 0.2 ms.
+  // The two functions below do nothing if the model has no recurrent states.
+  //
+  // Waits for the masks of rows that the next step samples. The wait is at most 5 % of `expected`,
+  // the expected time of the last step, clamped to 0.2 to 20 ms.
   void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
   // Stalls the rows that would sample without a mask. REQUIRES: FindEnds ran before this call.
   void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
@@ -59,9 +61,9 @@ class MaskGate {
   // Completes the late samples whose masks are ready. Stalls the rows of the other late samples.
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
 
-  // Returns the choices that must end because their constraint is complete, or because their mask
-  // could not be computed (its status). Stalled rows whose masks are ready run again. Valid until
-  // the next call.
+  // Returns the choices that must end because their constraint is complete or because their mask
+  // failed (see its status). Also resumes stalled rows whose masks are ready. The result is valid
+  // until the next call.
   std::span<Sequence* const> FindEnds(std::span<Sequence* const> running,
                                       std::span<Sequence* const> preempted);
   // Waits a limited time until the mask of a stalled row is ready. Returns false if no row is

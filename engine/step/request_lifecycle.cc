@@ -262,7 +262,7 @@ void RequestLifecycle::EndAll(absl::Time now) {
   }
 }
 
-// After this call, only steps in flight still refer to the request on the engine thread.
+// After this call, the engine thread refers to the request only from steps in flight.
 void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was_accepted,
                            absl::Time now) {
   live.ended = true;

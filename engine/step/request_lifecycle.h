@@ -4,8 +4,8 @@
 //
 // Place:      part of EngineCore. Adds requests to Scheduler and MaskGate, removes them, and writes
 //             their first and last output items.
-// Invariants: see CheckIntegrity(). A request ends exactly once, with kRequestEnd. By then it has
-//             no pages except those that steps in flight use. A failing request ends no other
+// Invariants: see CheckIntegrity(). A request ends exactly once, with kRequestEnd. At that point,
+//             its only pages are those that steps in flight use. A failing request ends no other
 //             request.
 // Threads:    engine thread only.
 // Lifetime:   everything that it points to outlives it.
@@ -86,11 +86,11 @@ class RequestLifecycle {
   void FinishRequest(ScheduledRequest& live, absl::Time now);
   // `invalidate`: see Scheduler::Remove. Does nothing if the request has ended.
   void Fail(ScheduledRequest& live, absl::Status status, bool invalidate, absl::Time now);
-  // Fails each of `requests` with an INTERNAL error of its own. Sorts the vector, which may contain
+  // Fails each of `requests` with a separate INTERNAL error. Sorts the vector, which may contain
   // duplicates.
   void FailEach(std::vector<ScheduledRequest*>* requests, absl::string_view what, absl::Time now);
-  // Ends every live request because of an error that is not its own. The metrics count prepared
-  // requests as failed, others as rejected.
+  // Ends every live request with DeviceError(). The metrics count prepared requests as failed,
+  // others as rejected.
   void FailAll(absl::Time now);
   // Ends every live request because the engine stops.
   void EndAll(absl::Time now);

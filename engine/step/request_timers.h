@@ -1,14 +1,12 @@
 #pragma once
 
-// The times at which requests expire: their deadlines, and the ends of their waits for a first
-// step.
+// Timers for the deadlines and queue timeouts of requests.
 //
 // Place:      part of RequestLifecycle, which ends the requests.
-// Invariants: a request has one timer for its deadline and one for the end of its queue timeout,
-//             for each of these times that is finite. The second is removed when it is due after
-//             the request was scheduled.
+// Invariants: a request has a deadline timer and a queue timer, each only if its time is finite.
+//             The queue timer of a request that was scheduled in time is removed when it is due.
 // Threads:    engine thread only.
-// Lifetime:   a value; names requests by their arrival.
+// Lifetime:   a value type; refers to requests by arrival number.
 
 #include <compare>
 #include <cstdint>
@@ -35,7 +33,7 @@ class RequestTimers {
 
   void Add(const AcceptedRequest& request);
   void Remove(const AcceptedRequest& request);
-  // Called when the queue timeout of a request that was scheduled in time has passed.
+  // Called when the queue timer of a request is due, but the request was scheduled in time.
   void RemoveQueueTimer(const AcceptedRequest& request);
   // Returns the first timer that is due, if any, and does not remove it.
   std::optional<Timer> FindDue(absl::Time now) const;

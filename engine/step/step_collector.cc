@@ -45,10 +45,10 @@ std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
   return poisoned;
 }
 
-// Returns how many leading tokens FailBadRows has proven finite, in a step after which all tokens
-// of the sequence (`computed`) are computed. A finite result of a token proves this token and all
-// before it. Generation samples from the last token, scoring uses the logits of the token before
-// the last one, and pooling uses the last token, or only the first one (kCls).
+// Returns the number of leading tokens that FailBadRows has proven finite. `computed` is the number
+// of tokens that the sequence has after the step. A finite result of a token proves this token and
+// all before it. Generation samples from the last token, scoring uses the logits of the token
+// before the last one, and pooling uses the last token, or the first one for kCls.
 std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed) {
   switch (live.request.task) {
     case Task::kGenerate:
@@ -174,7 +174,7 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
 // Counts the row's tokens as computed, because their K and V are now in pages. This holds even if
 // the sequence has ended.
 void StepCollector::Advance(Sequence& sequence, const runtime::StepRow& row) {
-  // A row that was not sampled computes its last token again, which is counted then.
+  // The last token of a row that was not sampled is computed again and counted then.
   const std::uint32_t unsampled = sequence.awaits_mask && !sequence.finished() ? 1 : 0;
   const std::uint32_t begin = row.cache_length;
   const std::uint32_t end = begin + row.num_tokens - unsampled;

@@ -14,8 +14,8 @@
 namespace quire::formats {
 namespace {
 
-// Every format that current files may have. Formats that are not supported are listed so that the
-// error can name them.
+// All formats of current GGUF files. Formats that are not supported are listed so that the error
+// can name them.
 constexpr GgmlFormat kFormats[] = {
     {0, "F32", true, 1, 4},          {1, "F16", true, 1, 2},
     {2, "Q4_0", true, 32, 18},       {3, "Q4_1", true, 32, 20},

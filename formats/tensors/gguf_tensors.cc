@@ -49,8 +49,9 @@ absl::StatusOr<const GgmlFormat*> FormatOfTensor(const GgufFile& gguf, const Ggu
   }
   if (tensor.extents.front() % format->elements != 0) {
     return Refuse(gguf, tensor.name,
-                  absl::StrCat("has rows of ", tensor.extents.front(), " elements, blocks of ",
-                               format->name, " have ", format->elements));
+                  absl::StrCat("has rows of ", tensor.extents.front(),
+                               " elements, it must be a multiple of the ", format->name,
+                               " block size ", format->elements));
   }
   return format;
 }
@@ -168,7 +169,7 @@ absl::Status CopyLogs(const GgufFile& gguf, const StoredTensor& tensor, std::byt
 // A tensor whose elements are rewritten.
 struct Rewrite {
   StoredTensor* tensor;
-  std::int64_t head_size;  // rows of a head whose rows are interleaved; 0: CopyLogs
+  std::int64_t head_size;  // rows per head, to de-interleave; 0: CopyLogs
 };
 
 absl::StatusOr<std::vector<Rewrite>> FindRewrites(const GgufFile& gguf,

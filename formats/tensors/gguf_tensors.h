@@ -30,8 +30,8 @@ absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 // that are not supported. Gaps between tensors and bytes after the last one are allowed.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
 
-// Names of the tensors whose elements divide the rotary frequencies: llama3 scaling, and the two
-// sets of longrope.
+// Names of the tensors whose elements divide the rotary frequencies: one for llama3 scaling, and
+// two for longrope.
 inline constexpr absl::string_view kRopeFactors = "rope_freqs.weight";
 inline constexpr absl::string_view kLongRopeFactors = "rope_factors_long.weight";
 inline constexpr absl::string_view kShortRopeFactors = "rope_factors_short.weight";
@@ -47,13 +47,13 @@ struct GgufTensors {
   std::shared_ptr<const void> memory;  // owns the bytes of tensors that are not views of the file
 };
 
-// Returns ReadGgufTensors without the rope factors, with these tensors as Hugging Face checkpoints
-// have them:
+// Returns the tensors of ReadGgufTensors without the rope factors. These tensors are converted to
+// the form of Hugging Face checkpoints:
 //
-// - attn_q and attn_k of the architectures llama and granitehybrid. Their rows are permuted back to
-//   the order of half-split rope: in each head of d rows, file row 2j becomes row j, and
-//   file row 2j + 1 becomes row j + d/2. Other architectures already have that order. Whole rows
-//   are moved, so quantization blocks stay intact.
+// - attn_q and attn_k of the architectures llama and granitehybrid. Their rows are permuted to
+//   half-split rope order: in each head of d rows, file row 2j becomes row j, and file row 2j + 1
+//   becomes row j + d/2. Files of other architectures already have this order. Whole rows are
+//   moved, so quantization blocks stay intact.
 // - ssm_a, which is -exp(A_log), becomes A_log. Returns UNIMPLEMENTED unless it is F32, and
 //   INVALID_ARGUMENT for elements that are not negative.
 // - ssm_norm, which has a row for each group, becomes a vector.

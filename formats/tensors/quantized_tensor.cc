@@ -16,8 +16,7 @@ namespace quire::formats {
 namespace {
 
 constexpr std::int64_t kMaxIntegerInputs = 65536;
-// Element i is the output (0 to 7) whose code is in nibble i of a word. Nibble 0 has the lowest
-// bits.
+// Nibble i of a word has the code of output kInterleaved[i]. Nibble 0 has the lowest bits.
 constexpr std::array<int, 8> kInterleaved = {0, 2, 4, 6, 1, 3, 5, 7};
 constexpr std::array<float, 16> kE2M1Values = {0,     0.5f,  1,     1.5f,  2,  3,  4,  6,
                                                -0.0f, -0.5f, -1.0f, -1.5f, -2, -3, -4, -6};
@@ -177,10 +176,9 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
     return std::fabs(scale) <= most;
   };
   if (DTypeSize(scales.dtype) <= 1) {
-    // A scale grows with its exponent byte, so checking the smallest and the largest byte is
-    // enough.
+    // A scale grows with its exponent byte, so only the smallest and the largest byte are checked.
     const auto [least, largest] = std::minmax_element(scales.bytes.begin(), scales.bytes.end());
-    // Both calls are needed, because they update the traits.
+    // Both calls are made first, because each updates the traits.
     const bool is_least_valid = add_scale(Scale(least - scales.bytes.begin()));
     const bool is_largest_valid = add_scale(Scale(largest - scales.bytes.begin()));
     if (is_least_valid && is_largest_valid) return traits;
@@ -334,8 +332,8 @@ float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
 }
 
 void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
-  // Copies members to locals. The compiler would otherwise reload them after each byte write, which
-  // may alias them.
+  // Copies members to locals. A byte write may alias the members, so the compiler would reload
+  // them.
   const std::uint32_t bits = parts_.bits;
   const std::int64_t rows = parts_.rows;
   const std::int64_t k = parts_.columns;

@@ -1,8 +1,7 @@
 #pragma once
 
-// Quantized matrices of safetensors files: integer codes, with scales, zero points and the groups
-// of inputs in separate tensors. The formats are GPTQ, AWQ, compressed-tensors, fp8 and mxfp4. A
-// weight is
+// Quantized matrices of safetensors files. Codes, scales, zero points and group indices are
+// separate tensors. The formats are GPTQ, AWQ, compressed-tensors, fp8 and mxfp4. A weight is
 //
 //   (code - zero point) * scale        integers: one f32 product of exact factors
 //   value of the code * scale          e4m3 and e2m1: also one f32 product of exact factors
@@ -36,7 +35,7 @@ enum class CodeLayout : std::uint8_t {
   kE2M1Blocks       // [N, K / 32, 16]: a byte has two codes, the low nibble first
 };
 
-// Position of the zero point of output feature n and group g, in words as above.
+// Position of the zero point of output feature n and group g. Words are those of CodeLayout.
 enum class ZeroLayout : std::uint8_t {
   kNone,                       // every zero point is half of the range of codes
   kWordsOfOutputs,             // [G, N * bits / 32]: a word has consecutive outputs
@@ -82,12 +81,12 @@ class QuantizedTensor {
 
   const QuantizedParts& parts() const { return parts_; }
   std::size_t codes_bytes() const { return parts_.codes.bytes.size(); }
-  // Returns all tensors of the matrix.
+  // Returns all stored tensors of the matrix.
   std::vector<const StoredTensor*> Sources() const;
 
   // Dequantizes a row. REQUIRES: `out` has K values.
   void Row(std::int64_t row, std::span<float> out) const;
-  // Dequantizes one value; for readers of columns.
+  // Dequantizes one value, for code that reads the matrix by columns.
   float Value(std::int64_t row, std::int64_t column) const;
   // Returns whether all values of the row are finite.
   bool IsFiniteRow(std::int64_t row) const;
@@ -97,8 +96,8 @@ class QuantizedTensor {
   DType plain_dtype() const { return plain_dtype_; }
 
   // The shape in which the integer kernels represent the matrix exactly. It is nullopt for e4m3
-  // codes, for act-order with groups of different sizes, for groups that are not a multiple of 16
-  // inputs, for scales of groups that f16 cannot represent, and for more than 65536 inputs.
+  // codes and for more than 65536 inputs. It is also nullopt for act-order groups of different
+  // sizes, groups that are not a multiple of 16 inputs, and group scales that f16 cannot represent.
   //   symmetric int8 with a scale per output feature   int8, any scale
   //   symmetric integers in groups                     int4 or int8, groups of at most 128
   //   with zero points                                 as above, with has_zero_points

@@ -26,8 +26,7 @@ struct StoredType {
   DType dtype;
 };
 
-// All types of the format. A file can be read even if it has tensors of types that weights cannot
-// have.
+// All types of the format. Types that weights cannot have are kInvalid.
 constexpr StoredType kStoredTypes[] = {
     {"F64", 64, DType::kF64},        {"F32", 32, DType::kF32},
     {"F16", 16, DType::kF16},        {"BF16", 16, DType::kBF16},

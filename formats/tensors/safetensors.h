@@ -30,7 +30,7 @@ class QuantizedTensor;
 struct StoredTensor {
   std::string name;
   std::string type;  // type name in the file: "BF16"
-  // kInvalid for quantized tensors and for types that weights cannot have, such as C64.
+  // kInvalid for quantized tensors and for unsupported types such as C64.
   DType dtype = DType::kInvalid;
   // Set when a GGUF file stores the rows in a block format. Each row then has GgmlRowBytes bytes.
   GgmlType blocks = GgmlType::kNone;
@@ -38,9 +38,9 @@ struct StoredTensor {
   // (join_quantized.h). `bytes` are then the codes.
   std::shared_ptr<const QuantizedTensor> quantized;
   std::int64_t first_row = 0;  // in `quantized`, if this is a slice of a stack of matrices
-  // Layout of a slice of a stack of matrices. is_transposed: element (r, i) is stored at [i, r].
-  // is_interleaved: rows of the first half are stored at even positions and those of the second
-  // half at odd ones (for a vector, its elements).
+  // Layout of this slice of a stack of matrices. is_transposed: element (r, i) is stored at [i, r].
+  // is_interleaved: rows (or elements of a vector) of the first half are stored at even positions,
+  // rows of the second half at odd positions.
   bool is_transposed = false;
   bool is_interleaved = false;
   // Rows are always in the order of Hugging Face checkpoints.

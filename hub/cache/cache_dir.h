@@ -19,7 +19,7 @@ using Environment = std::function<std::optional<std::string>(const char* name)>;
 std::optional<std::string> ProcessEnvironment(const char* name);
 
 // Returns HF_HOME, else $XDG_CACHE_HOME/huggingface, else ~/.cache/huggingface. Returns
-// FAILED_PRECONDITION if none of these variables and no HOME is set.
+// FAILED_PRECONDITION if HF_HOME, XDG_CACHE_HOME and HOME are all unset.
 absl::StatusOr<std::string> HomeDir(const Environment& environment);
 
 // Returns HF_HUB_CACHE, else HUGGINGFACE_HUB_CACHE, else HomeDir()/hub, as an absolute path.

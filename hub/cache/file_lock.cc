@@ -13,8 +13,8 @@
 namespace quire::hub {
 namespace {
 
-// Returns whether `path` still names the open file. Another process may have removed a lock file
-// between the opening and the locking.
+// Returns whether `path` still names the open file. Another process may have removed the lock file
+// after it was opened and before it was locked.
 bool IsSameFile(int fd, const std::string& path) {
   struct stat opened, named;
   return fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 &&

@@ -44,13 +44,13 @@ absl::Status FileError(const std::error_code& error, const fs::path& path) {
   return absl::ErrnoToStatus(error.value(), path.string());
 }
 
-// Returns true for an error other than that the file does not exist.
+// Returns true for an error, unless it means that the file does not exist.
 bool IsFailure(const std::error_code& error) {
   return error && error != std::errc::no_such_file_or_directory &&
          error != std::errc::not_a_directory;
 }
 
-// Returns the names in a directory, sorted; none if it does not exist.
+// Returns the sorted names in a directory, or none if it does not exist.
 absl::StatusOr<std::vector<std::string>> NamesIn(const fs::path& directory) {
   std::vector<std::string> names;
   std::error_code error;
@@ -77,7 +77,7 @@ absl::Status ForEachFile(const fs::path& directory, Visit visit) {
   return IsFailure(error) ? FileError(error, directory) : absl::OkStatus();
 }
 
-// Returns the files of a snapshot with their contents' sizes, sorted, without broken links.
+// Returns the sorted files of a snapshot and the sizes of their contents. Skips broken links.
 absl::StatusOr<std::vector<Entry>> EntriesOf(const fs::path& snapshot) {
   std::vector<Entry> entries;
   QUIRE_RETURN_IF_ERROR(ForEachFile(snapshot, [&](const fs::path& path) -> absl::Status {
@@ -110,7 +110,8 @@ std::int64_t SizeOf(const std::vector<Entry>& entries) {
   return size;
 }
 
-// Returns the bytes of a file or a tree. Links are not counted: their targets lie elsewhere.
+// Returns the stored bytes of a file or a tree. Links count as 0 bytes, because their targets lie
+// elsewhere.
 absl::StatusOr<std::int64_t> StoredBytes(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::symlink_status(path, error).type();
@@ -129,7 +130,7 @@ absl::StatusOr<std::int64_t> StoredBytes(const fs::path& path) {
   return bytes;
 }
 
-// Returns the commits of the refs, by the name of the ref. A file that cannot be a ref is ignored.
+// Returns the commit of each ref, by ref name. Ignores files that cannot be refs.
 absl::StatusOr<std::map<std::string, std::string>> RefsOf(const fs::path& repository) {
   std::map<std::string, std::string> refs;
   QUIRE_RETURN_IF_ERROR(ForEachFile(repository / "refs", [&](const fs::path& path) -> absl::Status {
@@ -225,8 +226,8 @@ absl::Status LinkFile(const fs::path& snapshot, const CachedFile& file) {
   return error ? FileError(error, link) : absl::OkStatus();
 }
 
-// Replaces a small file at once, so that no reader sees a part of it. Its content is on the disk
-// before its name is, so that a loss of power does not leave an empty file.
+// Replaces a small file atomically. The content is synced before the rename, so that a power loss
+// does not leave an empty file.
 absl::Status ReplaceFile(const fs::path& path, const fs::path& temporary,
                          absl::string_view content) {
   std::error_code error;
@@ -236,7 +237,7 @@ absl::Status ReplaceFile(const fs::path& path, const fs::path& temporary,
       open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   bool is_written = file.fd >= 0;
   if (is_written) {
-    errno = ENOSPC;  // the cause if only a part of these few bytes is written
+    errno = ENOSPC;  // the cause reported for a partial write
     is_written =
         write(file.fd, content.data(), content.size()) == static_cast<ssize_t>(content.size()) &&
         fsync(file.fd) == 0;
@@ -440,7 +441,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveCommit(const ModelName& name,
     if (target == commit) fs::remove(directory / "refs" / ref, error);
     if (error) return FileError(error, directory / "refs" / ref);
   }
-  // huggingface_hub stores lists of absent and of all files of a commit.
+  // huggingface_hub also stores the lists of a commit's missing files and of all its files.
   fs::remove_all(directory / ".no_exist" / std::string(commit), error);
   fs::remove(directory / "trees" / absl::StrCat(commit, ".json"), error);
   const std::string snapshot = SnapshotDir(name.repository, commit);
@@ -464,12 +465,12 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
     std::size_t left = 0;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
     for (const Entry& entry : entries) {
-      const bool is_meant = IsGguf(entry.name) && ShardSet(entry.name) == ShardSet(name.file);
+      const bool is_removed = IsGguf(entry.name) && ShardSet(entry.name) == ShardSet(name.file);
       std::error_code error;
-      if (is_meant) fs::remove(snapshot / entry.name, error);
+      if (is_removed) fs::remove(snapshot / entry.name, error);
       if (error) return FileError(error, snapshot / entry.name);
-      is_found |= is_meant;
-      left += is_meant ? 0 : 1;
+      is_found |= is_removed;
+      left += is_removed ? 0 : 1;
     }
     if (left > 0) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t freed, RemoveCommit(name, commit));

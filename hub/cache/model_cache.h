@@ -59,9 +59,9 @@ class ModelCache {
   std::string LockPath(absl::string_view repository, absl::string_view name) const;
 
   // Returns the directory or GGUF file of a model. A name without a file means the safetensors
-  // model, or the only GGUF file. Returns NOT_FOUND with the command that downloads the model, or
-  // with the revisions that are in the cache, and INVALID_ARGUMENT with the names to choose from if
-  // there are several GGUF files.
+  // model, or the only GGUF file. Returns NOT_FOUND with the command that downloads the model and
+  // the cached revisions. Returns INVALID_ARGUMENT with the file names if there are several GGUF
+  // files.
   absl::StatusOr<std::string> Find(const ModelName& name) const;
 
   // Returns all models, sorted by repository, commit and file.
@@ -73,10 +73,10 @@ class ModelCache {
   absl::Status Publish(absl::string_view repository, absl::string_view revision,
                        absl::string_view commit, const std::vector<CachedFile>& files) const;
 
-  // Removes the whole repository, one revision, or one GGUF file (of one revision if the name has
-  // one, otherwise of all). Then removes the blobs that no remaining snapshot links to. Returns the
-  // number of bytes freed, NOT_FOUND with the names that exist, or FAILED_PRECONDITION while a
-  // download of the repository runs.
+  // Removes the whole repository, one revision, or one GGUF file. If the name has a file but no
+  // revision, the file is removed from all revisions. Then removes the blobs that no remaining
+  // snapshot links to. Returns the number of bytes freed. Returns NOT_FOUND with the names that
+  // exist, and FAILED_PRECONDITION while a download of the repository runs.
   absl::StatusOr<std::int64_t> Remove(const ModelName& name) const;
 
   // Returns INTERNAL if a ref names no snapshot, a link does not lead to a complete blob of the
@@ -96,9 +96,9 @@ class ModelCache {
   std::string root_;
 };
 
-// Returns the path of a model for `path_or_name`: the text itself if it is "embedded" or exists as
-// a file or directory, otherwise the cached model of that name. Errors are those of
-// ModelCache::Find, and NOT_FOUND for a text that is no name either.
+// Returns the path of a model. This is `path_or_name` itself if it is "embedded" or an existing
+// file or directory, otherwise the path of the cached model of that name. Errors are those of
+// ModelCache::Find, and NOT_FOUND if `path_or_name` is not a model name.
 absl::StatusOr<std::string> LocateModel(absl::string_view path_or_name);
 
 // Returns ORG/NAME for a path inside a snapshot of a cache, and "" for other paths.

@@ -36,8 +36,8 @@ absl::StatusOr<ModelName> ParseModelName(absl::string_view text);
 std::string PullCommand(const ModelName& name);
 
 // Checks a file name that a server or a user gave. It must be a relative path of at most 1024 bytes
-// that stays inside its directory, with plain names between slashes and without backslashes and
-// control characters. Returns INVALID_ARGUMENT with the quoted name.
+// that stays inside its directory. Empty names, ".", "..", backslashes and control characters are
+// rejected. Returns INVALID_ARGUMENT with the quoted name.
 absl::Status CheckFileName(absl::string_view name);
 
 // Returns whether `text` is a commit: 40 hexadecimal digits in lower case.
