@@ -19,8 +19,8 @@ namespace quire::kernels {
 
 namespace {
 
-// Returns true if vdpbf16ps is faster than multiply-adds. CPUs with AMX issue it at half the
-// rate of multiply-adds, other CPUs at the same rate.
+// Returns true if vdpbf16ps, which does two multiply-adds, is faster than two separate ones. CPUs
+// with AMX issue it at half the rate of multiply-adds, other CPUs at the same rate.
 bool HasFastPairs() {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -43,7 +43,7 @@ std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
 }
 
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // If a row is permuted or quantized first, it is stored in the memory of the product.
+  // A row that is permuted or quantized first uses the same memory as the product.
   const std::int64_t row = CeilDivide(k, internal::kRowTile) * internal::kRowTile * 4;
   return std::max(row, internal::WeightScratchBytes(k) + internal::TotalBytes(num_rows, k));
 }
@@ -154,8 +154,8 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
           if (IsOrdered(multiply)) kBf16OrderAvx512Bf16(to, CeilDivide(k, kBlock));
         }
       });
-  // A core streams weights at about 20 GB/s, and computes about 40 multiply-adds per nanosecond in
-  // vectors and, in a prototype, 600 in tiles.
+  // A core streams weights at about 20 GB/s. Per nanosecond, it computes about 40 multiply-adds in
+  // vectors and 600 in AMX tiles.
   const double work = static_cast<double>(weight.panel_bytes()) * 0.05 +
                       static_cast<double>(k) * params.num_rows * (multiply == nullptr ? 0.4 : 0.03);
   backend.ParallelFor(
@@ -164,9 +164,9 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         const Bf16Panels job = {params, x, multiply, backend.workspace(part).Reserve(thread_bytes)};
         LinearBf16Panels(job, begin, end);
       },
-      // Panels are shared out in units. With few panels per thread, units are small, so that all
-      // threads have work. With vdpbf16ps they always are, because a thread that also serves
-      // clients finishes late.
+      // Threads take units of several panels. With few panels per thread, units are small, so that
+      // all threads have work. With vdpbf16ps, units are always small, because a thread that also
+      // serves clients finishes late.
       IsOrdered(multiply) || weight.num_panels() < GroupPanels(k) * backend.num_threads()
           ? kPanelGrain
           : GroupPanels(k));

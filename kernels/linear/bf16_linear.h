@@ -5,7 +5,7 @@
 // x is rounded to bf16, to nearest even. A weight is PackedLinear::At rounded to bf16: unquantized
 // weights are rounded to nearest even, dequantized weights to nearest with ties away from zero.
 // Scales and minimums are finite. The inputs are divided into blocks of 32. The last block is
-// padded with zeros. The total of an output starts at 0 and is computed for each block in order:
+// padded with zeros. The total of an output starts at 0, and each block is added in order:
 //
 //   even = odd = 0
 //   for the pairs j = 0 .. 15 of the block:
@@ -18,9 +18,8 @@
 // in the order of the packed weights. Then y = (total + bias) + residual, in ordinary f32
 // arithmetic.
 //
-// The totals have the bits of the AMX instruction tdpbf16ps, whose semantics are in volume 2 of
-// Intel's Software Developer's Manual, except for the bits of NaNs. All instruction sets and all
-// batches therefore give the same bits.
+// Except for NaNs, the totals have the bits of the AMX instruction tdpbf16ps (Intel's Software
+// Developer's Manual, volume 2). All instruction sets and batch sizes therefore give the same bits.
 
 #include <algorithm>
 #include <cstddef>
@@ -40,15 +39,14 @@ std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// How a product is divided among threads and loops. The division does not change any bit. A
-// prototype was fastest with these sizes on an AMX machine. The weights of two panels and
-// kPartInputs inputs fill L1 (32 KiB), and the panels of a group share the rows of x that are in
-// L2.
-inline constexpr std::int64_t kBlock = 32;    // inputs whose products one tile product adds up
+// Tile sizes of a product. They do not affect any bit, and were fastest on an AMX machine. The
+// weights of two panels and kPartInputs inputs fill L1 (32 KiB). The panels of a group share the
+// rows of x that are in L2.
+inline constexpr std::int64_t kBlock = 32;    // inputs of one tile product
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
 inline constexpr std::int64_t kPartInputs = 512;
-inline constexpr std::int64_t kPanelGrain = 4;  // number of panels of the smallest group
-inline constexpr std::int64_t kMaxTiles = 32;   // tiles of rows that share dequantized weights
+inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group
+inline constexpr std::int64_t kMaxTiles = 32;   // row tiles that share dequantized weights
 
 // Returns the number of panels of a group.
 constexpr std::int64_t GroupPanels(std::int64_t k) {
@@ -64,8 +62,8 @@ constexpr std::int64_t TotalBytes(std::int64_t num_rows, std::int64_t k) {
   return GroupPanels(k) * tiles * PackedLinear::kPanel * kRowTile * 4;
 }
 
-// Computes Linear with bf16 activations. `multiply` computes the sums. If it is null, Highway's
-// vectors do. REQUIRES: the arguments were checked.
+// Computes Linear with bf16 activations. `multiply` computes the sums; null selects the Highway
+// code. REQUIRES: the arguments were checked.
 void LinearBf16(const Backend& backend, const LinearParams& params, Bf16MultiplyFn multiply);
 // The reference implementation, for panels [panel_begin, panel_end).
 void LinearBf16Cpu(const LinearParams& params, std::int64_t panel_begin, std::int64_t panel_end);
@@ -77,7 +75,7 @@ float FlushedAdd(float a, float b);
 
 // The following functions are compiled for each instruction set.
 
-// Writes a panel of integer weights as f32, [K][16]. Up to 7 further inputs are written too.
+// Writes a panel of integer weights as f32, [K][16]. Up to 7 inputs beyond K are written, too.
 void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to);
 
 // Rounds row m of params.x to bf16 and stores its blocks of 32 inputs 16 * 32 elements apart. This

@@ -1,6 +1,6 @@
 // Multiplies bf16 with AMX tiles. Tiles 0 to 3 are the totals of two tiles of rows by two panels,
-// tiles 4 and 5 are rows, tiles 6 and 7 are weights. Four products therefore need four loads. A
-// pair of panels of 512 inputs stays in L1, and rows are streamed through.
+// tiles 4 and 5 are rows, tiles 6 and 7 are weights. Four products therefore need four loads. Two
+// panels of 512 inputs stay in L1, and rows are streamed.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -30,7 +30,7 @@ struct alignas(64) TileShapes {
 static_assert(sizeof(TileShapes) == 64);
 constexpr TileShapes kShapes;
 
-// Inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
+// Uses inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
 // bytes of a configuration, and none of a tile. The compiler would then remove or reorder stores to
 // the undeclared bytes.
 QUIRE_OP void ConfigureTiles() {

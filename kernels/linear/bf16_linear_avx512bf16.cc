@@ -1,14 +1,14 @@
 // Multiplies bf16 with the instruction vdpbf16ps. It adds two products to a sum: first the product
 // of the upper halves, then the product of the lower halves. Each addition is like a fused
 // multiply-add that flushes subnormal numbers. Operands are ordered so that both products belong to
-// the even inputs or both to the odd inputs (bf16_linear.h). Four inputs need two instructions
-// instead of four multiply-adds.
+// even inputs, or both to odd inputs (bf16_linear.h). Four inputs need two instructions instead of
+// four multiply-adds.
 //
 // Weights are stored in the order of AMX tiles. The first tile of rows orders two panels for 256
-// inputs in registers and stores them in L1, where the other rows read them. A tile is up to 6 rows
-// x 2 panels: 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are one tile with one panel, so
-// that weights are read at an even rate. Each tile prefetches its share of the next weights,
-// because out-of-order execution alone keeps too few loads in flight.
+// inputs in registers and stores them in L1, where the other rows read them. A tile of 6 rows x 2
+// panels has registers for 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are computed as one
+// tile with one panel, so that weights are read at an even rate. Each tile prefetches its share of
+// the next weights, because out-of-order execution alone keeps too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -33,8 +33,8 @@ constexpr std::int64_t kManyBlocks = 8;
 constexpr std::int64_t kLines = 16;  // cache lines of a bf16 tile
 constexpr int kMaxRows = 6;          // rows whose sums with two panels fit in registers
 
-// Orders `num_rows` rows of a row tile. Of four inputs 0, 1, 2, 3 the ordered tile has the pairs
-// (2, 0) and (3, 1), the lower half first.
+// Orders `num_rows` rows of a row tile. Four inputs 0, 1, 2, 3 become the pairs (2, 0) and (3, 1),
+// with the lower half first.
 QUIRE_OP void Order(const std::uint16_t* from, std::int64_t num_blocks, std::int64_t num_rows,
                     std::uint16_t* to) {
   constexpr long long kLow = 0x0302070601000504, kHigh = 0x0b0a0f0e09080d0c;
@@ -70,7 +70,7 @@ QUIRE_OP Weights OrderWeights(const std::uint16_t* from) {
           _mm512_mask_blend_epi16(kLower, first, _mm512_srli_epi32(second, 16))};
 }
 
-// Panels of weights: stored ones and, for kPanels panels, a buffer for ordered ones.
+// Stored panels of weights, and a buffer for the ordered weights of kPanels panels.
 struct Panels {
   const std::uint16_t* stored;  // panels w_stride apart
   std::int64_t w_stride;
@@ -80,7 +80,7 @@ struct Panels {
 // Weights of the next panels, prefetched while the current panels are multiplied.
 struct NextWeights {
   const std::uint16_t* from;  // null: none
-  std::int64_t lines;         // cache lines of a panel to read in each block
+  std::int64_t lines;         // cache lines of a panel to prefetch per block
 };
 
 // How a tile reads its weights.
@@ -96,7 +96,7 @@ struct Sums {
   __m512 even[kTileRows][kPanels], odd[kTileRows][kPanels];
 };
 
-// Adds the products of four inputs, the group-th of block `block`.
+// Adds the products of the four inputs of group `group` in block `block`.
 template <int kTileRows, int kPanels, Source kSource>
 QUIRE_OP void MultiplyGroup(const std::uint16_t* x, const Panels& panels, std::int64_t block,
                             int group, NextWeights next, Sums<kTileRows, kPanels>* sums) {
@@ -130,8 +130,8 @@ QUIRE_OP void MultiplyGroup(const std::uint16_t* x, const Panels& panels, std::i
   }
 }
 
-// Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and totals
-// of panels are total_stride apart.
+// Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and the
+// totals of consecutive panels are total_stride apart.
 template <int kTileRows, int kPanels, Source kSource>
 QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::int64_t num_blocks,
                            float* totals, std::int64_t total_stride, NextWeights next) {
@@ -145,7 +145,8 @@ QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::in
         MultiplyGroup<kTileRows, kPanels, kSource>(x, panels, block, group, next, &sums);
       }
     } else {
-      // 2 to 7 % faster than a loop. Few rows are slower, because memory limits them.
+      // Unrolled, because this is 2 to 7 % faster. kStored is not unrolled: with few rows memory is
+      // the limit, and unrolling is slower.
 #pragma GCC unroll 8
       for (int group = 0; group < 8; ++group) {
         MultiplyGroup<kTileRows, kPanels, kSource>(x, panels, block, group, next, &sums);
@@ -184,7 +185,8 @@ __attribute__((noinline)) void MultiplyRows(const std::uint16_t* x, const Panels
   MultiplyTile<kTileRows, kPanels, kSource>(x, panels, num_blocks, totals, total_stride, next);
 }
 
-// Multiplies the first rows, which are 5 or 6 because there are more than 8 in all.
+// Multiplies the rows of the first tile, which are 5 or 6 because there are more than 8 rows in
+// all.
 template <int kPanels>
 QUIRE_OP void MultiplyFirstRows(std::int64_t num_rows, const std::uint16_t* x, const Panels& panels,
                                 std::int64_t num_blocks, float* totals, std::int64_t total_stride,
@@ -251,7 +253,7 @@ __attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const Orde
   const std::int64_t total_stride = p.num_row_tiles * kTotals;
   Panels panels = {p.w + block * kTile, p.w_stride, ordered};
   float* totals = p.totals + tile * kTotals;
-  // The last panels are followed by the next part of the first ones, or by the next product.
+  // After the last panels follow the next part of the first panels, or the next product.
   const std::uint16_t* const after =
       block + num_blocks < p.num_blocks ? p.w + (block + num_blocks) * kTile : p.next_w;
   std::int64_t panel = 0;

@@ -1,6 +1,6 @@
 // The vector code of products with bf16 activations. It rounds x, dequantizes weights into tiles,
-// and multiplies if there is no AMX. Lanes run along N as in linear_simd.cc. Weights of a group of
-// panels are dequantized once for all rows, for some of the inputs at a time. Stored bf16 panels
+// and multiplies if there is no AMX. Lanes run along N as in linear_simd.cc. The weights of a group
+// of panels are dequantized once for all rows, kPartInputs inputs at a time. Stored bf16 panels
 // already have the layout of tiles.
 
 #include <algorithm>
@@ -110,7 +110,7 @@ void WidenF16(const std::uint32_t* panel, std::size_t k0, std::size_t k1, std::s
 }
 
 // Returns the e4m3 values in the low bytes of `codes`, times 2^-120, by shifting their bits into
-// place. No value is NaN.
+// place. REQUIRES: no value is NaN.
 HWY_INLINE VF WidenE4M3(VU codes) {
   const DU du;
   const VU magnitude = hn::ShiftLeft<20>(hn::And(codes, hn::Set(du, 0x7f)));

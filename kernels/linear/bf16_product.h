@@ -1,7 +1,7 @@
 #pragma once
 
-// The product of bf16 tiles. Only plain types are used here. An implementation is compiled for a
-// wider instruction set, and if it shared an inline function, the linker might keep the wide copy
+// The product of bf16 tiles. This header has only plain types. Its implementations are compiled for
+// different instruction sets, and the linker could keep the widest copy of a shared inline function
 // for the whole program.
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Bf16Product {
   // True: the rows were ordered by kBf16OrderAvx512Bf16. Only kBf16MultiplyAvx512Bf16 reads such
   // rows.
   bool x_is_ordered = false;
-  // Probably the first weight of the next product. It is only prefetched and may point behind the
+  // Probably the first weight of the next product. It is only prefetched and may point beyond the
   // matrix. Null: none.
   const std::uint16_t* next_w = nullptr;
 };
@@ -38,12 +38,13 @@ using Bf16MultiplyFn = void (*)(const Bf16Product& product);
 extern const Bf16MultiplyFn kBf16MultiplyAmx;
 // Multiplies with the instruction vdpbf16ps. Null in builds without it.
 extern const Bf16MultiplyFn kBf16MultiplyAvx512Bf16;
-// Orders one row of x in place for kBf16MultiplyAvx512Bf16, which then saves that work for each
-// group of panels. Blocks of a row are 16 * 32 elements apart. Null in builds without vdpbf16ps.
+// Orders one row of x in place for kBf16MultiplyAvx512Bf16, so that the work is not repeated for
+// each group of panels. Blocks of a row are 16 * 32 elements apart. Null in builds without
+// vdpbf16ps.
 using Bf16OrderFn = void (*)(std::uint16_t* x, std::int64_t num_blocks);
 extern const Bf16OrderFn kBf16OrderAvx512Bf16;
 // Returns the faster of the two functions above for the selected instruction set. Returns null if
-// neither is available or faster than Bf16MultiplyVectors.
+// neither is available, or if Bf16MultiplyVectors is faster.
 Bf16MultiplyFn ChosenBf16Multiply();
 // Returns the function that multiplies in vectors of the selected instruction set. Null if the
 // instruction set has no fused multiply-add that flushes subnormal numbers.

@@ -28,7 +28,7 @@ struct CublasLtApi;
 // Invariants: one algorithm per (N, K, type of y). Pin chooses it with the library's heuristic for
 //             kPinnedRows rows, without a split of K. It is used for every number of rows. Matmul
 //             neither chooses algorithms nor allocates.
-// Threads:    any thread may call Pin; one thread at a time may call Matmul, the one that enqueues.
+// Threads:    any thread may call Pin; only the thread that enqueues may call Matmul.
 // Lifetime:   must not outlive the stream; plans are valid until the CublasLt is destroyed.
 class CublasLt {
  public:
@@ -44,8 +44,7 @@ class CublasLt {
                                                           const CublasLtApi& api);
   ~CublasLt();
 
-  // True if the library computes products with such weights. It does for bf16 with N and K
-  // multiples of 8.
+  // True for weights that the library multiplies: bf16 with N and K multiples of 8.
   static bool Computes(DType dtype, std::uint32_t n, std::uint32_t k);
 
   // Returns the plans of a shape. Returns FAILED_PRECONDITION if the library has no algorithm that

@@ -28,9 +28,9 @@ inline constexpr std::uint32_t kWidth = sizeof(T) == 2 ? 8 : 1;
 
 struct RoundArgs {
   const std::byte* x;
-  std::byte* y;         // [rows, k] in x's type, e4m3 value times scale; null: `codes` are written
-  std::uint8_t* codes;  // [rows, k], rows code_stride apart
-  float* scales;        // [rows], scales of `codes`
+  std::byte* y;           // [rows, k] in x's type, e4m3 value times scale; null: writes `codes`
+  std::uint8_t* codes;    // [rows, k], rows code_stride apart
+  float* scales;          // [rows], scales of `codes`
   std::int64_t x_stride;  // elements
   std::int64_t code_stride;
   std::uint32_t k;

@@ -33,8 +33,8 @@ struct LinearGroups {
 std::optional<LinearGroups> LinearGroupsOf(
     std::uint32_t count, absl::FunctionRef<const PackedLinear&(std::uint32_t group)> matrix_of);
 
-// For each token, the weighted sum of the rows of GroupedLinearParams::y that belong to the token,
-// one per chosen expert. The launch that computes these rows also computes the sums.
+// A weighted sum per token, over the token's rows of GroupedLinearParams::y, one per chosen expert.
+// The launch that computes these rows also computes the sums.
 struct ChosenSum {
   // [num_rows, top_k] row indices into GroupedLinearParams::y; the top_k indices of a token differ;
   // device memory
@@ -49,26 +49,26 @@ struct ChosenSum {
   // null: none
   const float* addend = nullptr;
 };
-// Maximum of num_rows * top_k. With more choices a separate launch is faster: in the fused one, a
-// single block, the last to finish for a tile of features, computes all sums of that tile.
+// Maximum of num_rows * top_k. With more choices a separate launch is faster, because in the fused
+// launch one block computes all sums of a feature tile.
 inline constexpr std::uint32_t kMaxChosen = 256;
 
 struct GroupedLinearParams {
   ConstFloatPtr x;               // [num_rows, K]; if `rows` is set, any number of rows
   LinearGroups weights;          // [count][N, K]
   const std::uint32_t* offsets;  // [count + 1], ascending from 0 to the row count; device memory
-  FloatPtr y;                    // [num_rows, N], with a gate [num_rows, N / 2]; not x
+  FloatPtr y;                    // [num_rows, N], with a gate [num_rows, N / 2]; must not be x
   std::int64_t x_stride;         // elements, at least K
   std::int64_t y_stride;         // elements between rows, at least the length of a row of y
   std::uint32_t num_rows;        // rows of this call
-  // number of the first row of this call, in the row numbering of `offsets`
+  // First row of this call, in the row numbering of `offsets`.
   std::uint32_t first_row = 0;
   const std::uint32_t* rows = nullptr;  // [num_rows] row m is x[rows[m]]; null: x[m]; device memory
   std::optional<GateShape> gate = {};   // as in Linear; requires CanFuseGroupedGate
   std::optional<ChosenSum> sum = {};    // sums over all rows of y; requires CanFuseGroupedSum
 };
 
-// CanFuseGate for GroupedLinear, which never uses cuBLASLt.
+// Like CanFuseGate, for GroupedLinear, which never uses cuBLASLt.
 bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y);
 
 // True if the launch that computes the product of all rows can also compute the sum. This requires

@@ -36,7 +36,7 @@ struct HeadLinearArgs {
   std::uint32_t num_rows;
   std::uint32_t n;
   std::uint32_t k;
-  std::uint32_t split;  // inputs of a sub-range
+  std::uint32_t split;  // inputs per sub-range of K
 };
 
 // Loads columns c and c + 1 to `low` and columns c + 8 and c + 9 to `high`, with c = 2 (lane % 4).

@@ -1,8 +1,8 @@
 #pragma once
 
-// The interface of the integer matrix kernels of one instruction set. Only plain types are used
-// here. The kernels are compiled for wider instruction sets, and if they shared an inline function,
-// the linker might keep the wide copy for the whole program.
+// The interface of the integer matrix kernels of one instruction set. This header has only plain
+// types. The kernels are compiled for different instruction sets, and the linker could keep the
+// widest copy of a shared inline function for the whole program.
 
 #include <cstdint>
 
@@ -31,8 +31,8 @@ struct IntRows {
 };
 
 // Arguments of IntLinearFn, which computes y[m][n] = (total + bias[n]) + residual[m][n]. s is the
-// scale of the weights, a that of the activations. I is the sum of u * q over a group, where u are
-// the stored bytes. O is their offset (int8: 128, int4: 8, with mins: 0):
+// scale of the weights, a the scale of the activations. I is the sum of u * q over a group, where u
+// are the stored unsigned weights. O is the offset of u (int8: 128, int4: 8, with mins: 0):
 //
 //   one scale per feature: total = float(I - O * sum) * (a * s)
 //   groups, ascending:     total = fma(float(I - O * sum), a * s, total); with mins then

@@ -64,7 +64,7 @@ struct alignas(64) TileShapes {
   }
 };
 
-// Inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
+// Uses inline assembly, because the intrinsics of g++ 12 declare too few memory inputs: 8 of the 64
 // bytes of a configuration, and none of a tile. The compiler would then remove or reorder stores to
 // the undeclared bytes.
 QUIRE_OP void ConfigureTiles(const TileShapes& shapes) {
@@ -76,7 +76,7 @@ QUIRE_OP void LoadTile(const void* from, std::size_t stride) {
   asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
-// At most 16 rows, starting with `row`, and panels [begin, end), at most kGroupPanels.
+// A block of at most 16 rows from `row` on, and of panels [begin, end), at most kGroupPanels.
 struct Block {
   const IntLinearArgs& args;
   std::size_t row, num_rows, begin, end;

@@ -24,8 +24,8 @@ struct Nibbles {
   static inline __attribute__((always_inline)) void Dot(__m512i& acc, Weights w, Inputs a) {
     const __m512i pairs = _mm512_maddubs_epi16(w, a);
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-    // Keeps the compiler from adding products to each other before acc, which would need more
-    // registers than there are.
+    // Keeps the compiler from adding products to each other before it adds them to acc. That would
+    // need too many registers.
     asm("" : "+v"(acc));
   }
 };

@@ -120,7 +120,7 @@ QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std
 }
 
 // Reduces the 128-bit lanes of two vectors with `join`. `low` has the lanes of rows 0 to 3, `high`
-// those of rows 4 to 7. Returns row r in lane r.
+// those of rows 4 to 7. Returns the result of row r in 32-bit lane r.
 template <class Join>
 QUIRE_INLINE __m256i JoinLanes(__m512i low, __m512i high, Join join) {
   const __m512i halves =

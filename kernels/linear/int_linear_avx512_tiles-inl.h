@@ -232,8 +232,8 @@ QUIRE_INLINE __m512 LoadF16(const std::uint16_t* values) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(values)));
 }
 
-// Prefetches the next P panels, which follow in memory. All tiles that multiply different rows by
-// the same panels prefetch an equal share of them, in order.
+// Prefetches the next P panels, which follow in memory. The tiles that multiply different rows by
+// the same panels each prefetch an equal share.
 template <int P>
 struct NextPanels {
   const std::uint8_t* line;
@@ -277,7 +277,8 @@ struct Group {
   std::int64_t row_scales_stride;
   const std::int32_t* sums;
   std::int64_t sums_stride;
-  __mmask16 steps;  // all lanes with has_zero_points, otherwise none
+  // Lanes whose min is multiplied by the scale: all with has_zero_points, otherwise none.
+  __mmask16 scaled_mins;
 };
 
 // Prepares the scale of a weight for ScaleProduct.
@@ -289,8 +290,8 @@ QUIRE_INLINE __m512 PrepareScale(__m512 scale) {
 }
 
 // Returns a * scale. With kPowers, `a` is a power of two, as for activations of 4-bit weights
-// (IntRows). The exponents are then added as integers. Every execution port adds integers, but a
-// multiplication would delay a dot product.
+// (IntRows). The exponents are then added as integers. Every execution port adds integers, but
+// multiplications need the ports of the dot products.
 template <bool kPowers>
 QUIRE_INLINE __m512 ScaleProduct(__m512 a, __m512 prepared) {
   if constexpr (!kPowers) return _mm512_mul_ps(a, prepared);
@@ -311,7 +312,7 @@ QUIRE_INLINE void AddGroup(const Group& group, const __m512i (&acc)[R * P],
     __m512 min;
     if constexpr (kMin) {
       min = LoadF16(scales + kPanel);
-      min = _mm512_mask_mul_ps(min, group.steps, min, scale);
+      min = _mm512_mask_mul_ps(min, group.scaled_mins, min, scale);
     }
     const __m512 prepared = PrepareScale<kPowers>(scale);
 #pragma GCC unroll 8

@@ -1,7 +1,7 @@
 // Sums of products of bytes for the levels with a dot product instruction, for
-// int_linear_tiles-inl.h. Such a level must first define kLanes, I, F and the operations on them
-// that the two headers use. It must also define W, a register of weights; LoadBytes for 8-bit
-// weights; LowHalves and HighHalves for a loaded register of 4-bit weights; AddDot.
+// int_linear_tiles-inl.h. Before the include, such a level must define kLanes, I, F and their
+// operations. It must also define W (a register of weights), LoadBytes for 8-bit weights, LowHalves
+// and HighHalves for 4-bit weights, and AddDot.
 
 #pragma once
 
@@ -27,9 +27,9 @@ QUIRE_OP void AddQuad(const W (&u)[kColumns], const std::int8_t* a, I (&acc)[kCo
   for (std::size_t c = 0; c < kColumns; ++c) AddDot(acc[c], u[c], inputs);
 }
 
-// Adds products of weights and activations to acc, for rows [row, row + R) of a block of B rows and
-// `quads` quads, starting with quad `first`. Prefetches a line of `next` per quad. `w` points to
-// the tile's features at quad `first`.
+// Adds products to acc for rows [row, row + R) of a block of B rows. The inputs are `quads` quads
+// from quad `first` on. Prefetches a line of `next` per quad. `w` points to the tile's features at
+// quad `first`.
 template <std::size_t R, std::size_t B, std::size_t Q>
 QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
                    std::size_t first, std::size_t quads, const std::uint8_t* next,

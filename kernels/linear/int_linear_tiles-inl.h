@@ -1,6 +1,6 @@
-// The integer linear of the instruction sets with 128 or 256 bits. The source file of each
-// instruction set includes this file. It must first define kLanes, I, F and operations on them,
-// kColumns, kCentredBytes, Inputs, Prepare, Dot8 and Dot4.
+// The integer linear of the instruction sets with 128-bit or 256-bit registers. The source file of
+// each instruction set includes this file. It must first define kLanes, I, F and operations on
+// them, kColumns, kCentredBytes, Inputs, Prepare, Dot8 and Dot4.
 //
 // Every weight is read from memory once for all rows of the call. A group of panels stays in L2
 // while all rows are multiplied by it. A chunk of 256 inputs of a panel stays in L1 for a block of
@@ -189,8 +189,8 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
     for (std::size_t panel = begin; panel < end; ++panel) {
       const std::uint8_t* const w =
           args.panels + panel * panel_bytes + chunk.k0 / kChunk * chunk_bytes;
-      // Memory to prefetch, because it is read next: this chunk of the next panel, the next chunk
-      // of the first panel, or the next group of panels.
+      // Prefetches the memory that is read next: this chunk of the next panel, the next chunk of
+      // the first panel, or the next group of panels.
       const std::uint8_t* next = w + panel_bytes;
       if (panel + 1 == end && chunk.k0 + kChunk < k_padded) {
         next = w - (end - begin - 1) * panel_bytes + chunk_bytes;

@@ -9,8 +9,8 @@
 // 4-bit weights are not widened. A pair of products is at most 2 * 15 * 127 = 3810. The 8 pairs of
 // 32 inputs are added in 16 bits (at most 30480) before one widening multiplication.
 //
-// Registers of a tile of 4 rows x 2 registers of features: 8 accumulators, 2 weights, 1 broadcast,
-// 1 product, 1 constant.
+// A tile of 4 rows x 2 registers of features uses 13 registers: 8 accumulators, 2 weights, 1
+// broadcast, 1 product, 1 constant.
 
 #pragma once
 
@@ -63,9 +63,9 @@ QUIRE_OP void Prepare(const std::int8_t* q, std::size_t quads, Inputs<B, Q>& out
   }
 }
 
-// Adds products of weights and activations to acc, for rows [row, row + R) of a block of B rows and
-// `quads` quads, starting with quad `first`. Prefetches a line of `next` per quad. `w` points to
-// the tile's features at quad `first`.
+// Adds products to acc for rows [row, row + R) of a block of B rows. The inputs are `quads` quads
+// from quad `first` on. Prefetches a line of `next` per quad. `w` points to the tile's features at
+// quad `first`.
 template <std::size_t R, std::size_t B, std::size_t Q>
 QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
                    std::size_t first, std::size_t quads, const std::uint8_t* next,

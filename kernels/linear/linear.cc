@@ -43,7 +43,7 @@ absl::Status CheckExtents(std::int64_t n, std::int64_t k) {
 using PanelRows = const std::byte * [PackedLinear::kPanel];
 
 // Transposes 16 rows of 32-bit units, one f32 or two 16-bit values, to dst[unit][16]. Reads all
-// rows one cache line at a time, because rows that are a power of two apart evict each other.
+// rows one cache line at a time, because rows whose distance is a power of two evict each other.
 void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
   constexpr std::size_t kLine = 16;
   std::uint32_t tile[PackedLinear::kPanel][kLine] = {};

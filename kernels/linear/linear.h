@@ -87,12 +87,12 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // threads. Returns INVALID_ARGUMENT for a stride shorter than a row, or a gate that the product
 // cannot apply.
 //
-// With a gate, y[m][j] is GatedProduct of the values that y[m][j] and y[m][N / 2 + j] would have,
-// each rounded to bf16. The bits are those of Linear followed by GatedProduct.
+// With a gate, y[m][j] is GatedProduct of the values that y[m][j] and y[m][N / 2 + j] would have
+// without it, each rounded to bf16. The bits are those of Linear followed by GatedProduct.
 //
-// With a store, QkvStore runs after the product, and Linear also returns its errors. On the tensor
-// cores of a GPU the product's launch includes the store, for at most kMaxStoredRows rows without a
-// residual, bf16 pages and head sizes that divide 128. Each block then has whole heads. Otherwise
+// With a store, QkvStore runs after the product, and Linear also returns its errors. On tensor
+// cores, the product's launch includes the store if there are at most kMaxStoredRows rows, no
+// residual, bf16 pages and a head size that divides 128. Each block then has whole heads. Otherwise
 // the store is a separate launch with the same bits.
 //
 // With bf16 activations (Backend::activations), bf16_linear.h defines all products of the CPU. The
@@ -101,9 +101,9 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // f32 x and y, on the CPU and on CUDA: K is divided into parts of 256. A part is one chain of fused
 // multiply-adds with ascending k. Parts are added in order.
 //
-// e4m3 weights on the CPU: as f32, but parts also end where groups end. The sum over a part of x
-// times e4m3 values is multiplied by the part's scale when it is added, in one rounding. Such sums
-// are subnormal below 2^-54, in steps of 2^-77. Values of x of 2^80 and more count as infinite.
+// e4m3 weights on the CPU: as f32, but parts also end where groups end. The sum of a part is
+// multiplied by its scale and added with one rounding. Sums of a part are subnormal below 2^-54, in
+// steps of 2^-77. |x| >= 2^80 counts as infinite.
 //
 // Weights with quantizes_activations: x is first quantized (fp8_rows.h), and a row with non-finite
 // values becomes NaN. Row-major weights require bf16 x, otherwise INVALID_ARGUMENT is returned.
@@ -174,7 +174,7 @@ absl::Status QuantizeFp8RowsCuda(const CudaContext& context, const RowsToQuantiz
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
 // LinearTensorCoreCuda for unquantized weights on compute capability 9.0, with the same bits.
 // Returns false without a launch if the weights have no tensor map, or if the driver cannot create
-// one of x. The caller then runs the portable kernel. Ignores store.
+// the tensor map of x. The caller then runs the portable kernel. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
 // Row-major e4m3 weights and bf16 x on compute capability 9.0. Ignores store.
 absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params);

@@ -13,7 +13,8 @@
 namespace quire::kernels::cuda {
 
 // 2^23 + u is a float whose low bits are u, and 128 + u is a bf16. Subtracting 2^23 or 128 plus a
-// zero point is therefore exact. The largest such bf16 is 128 + 128, which limits zero points.
+// zero point is therefore exact. Zero points are at most 128, because 128 + 128 is the largest such
+// bf16.
 inline constexpr std::uint32_t kMagicBits = 0x4b000000u;
 inline constexpr std::uint32_t kMagicPairBits = 0x43004300u;
 
@@ -46,8 +47,8 @@ __device__ __forceinline__ void WidenE2M1(std::uint32_t (&a)[4], std::uint32_t w
   }
 }
 
-// Returns the A fragment of one MMA step, from eight bytes of packed weights, or from four bytes
-// with 4 bits. `offsets` are the offsets of the lane's two features, and are only used for
+// Returns the A fragment of one MMA step. 8-bit weights are in `low` and `high`, 4-bit weights in
+// `low` only. `offsets` has the offsets (OffsetOf) of the lane's two features. It is used only for
 // integers.
 template <WeightFormat kFormat>
 __device__ __forceinline__ void Dequantize(std::uint32_t (&a)[4], std::uint32_t low,

@@ -56,10 +56,10 @@ struct NextArgs {
   std::uint32_t grid_splits;
 };
 
-// Stores the heads of a tile, one warp per head. The block that stored the tile runs it. That block
-// has whole heads of every row, rounded to bf16 as in a separate launch. Attention reads the pages
-// in the next launch, so TMA never reads what its own kernel wrote. Not inlined, because the main
-// loop for quantized weights would otherwise issue 10 % more instructions.
+// Stores the heads of a tile, one warp per head. The block that stored the tile calls this
+// function. It has whole heads of every row, rounded to bf16 as in a separate launch. Attention
+// reads the pages in the next launch, so TMA never reads what its own kernel wrote. Not inlined,
+// because the main loop for quantized weights would otherwise issue 10 % more instructions.
 __attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
   cuda::SyncBlock();
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
@@ -94,10 +94,10 @@ struct ChosenArgs {
   std::uint32_t* counters;
 };
 
-// Computes the chosen sums of the block's features. Every block with these features calls it, but
-// only the last of them to finish computes the sums. It first sorts the choices of each row by
-// place. Then each thread adds four features of a row. Not inlined for the same reason as
-// StoreHeads.
+// Computes the chosen sums of the block's features. Every block with these features calls this
+// function, but only the last one to finish computes the sums. This block first sorts the choices
+// of each row by place. Then each thread adds four features of a row. Not inlined for the same
+// reason as StoreHeads.
 __attribute__((noinline)) __device__ void AddChosen(const ChosenArgs& args) {
   const ChosenSum& sum = args.sum;
   auto* const places = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory());
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   own.num_rows = tile.end;
   Work work = WorkOf<kTokens>(own);
   work.m0 = tile.begin;
-  // Rows after the last one are not read.
+  // Rows from `end` on are not in the group, so they are not looked up.
   Multiply<kFormat, kTokens, true>(own, work, [&args, end = tile.end](std::uint32_t row) {
     return std::int64_t{row < end ? cuda::InputRow(args.groups, row) : 0};
   });

@@ -8,7 +8,7 @@
 // and is added to an f32 total by an FMA with the scale of its weights. A thread has at most 64
 // wgmma sums and kTokens / 2 totals. So that they fit in registers, 256 tokens are multiplied 128
 // at a time, and the weights are read twice from shared memory. While one warpgroup adds to its
-// totals, the tensor cores multiply for the other.
+// totals, the tensor cores multiply for the other warpgroup.
 //
 // If there are several sub-ranges of K (Fp8ReductionOf), a third set of sums is needed, and
 // registers suffice only for 128 tokens. With few rows each sub-range has its own block, and the
@@ -18,7 +18,7 @@
 // In a stage of 256 tokens, 48 KB are copied, and 16 wgmmas read 96 KB in 1024 tensor core cycles.
 // The bf16 kernel takes twice as long for the same number of inputs.
 //
-// The promotion after each 128 inputs is from DeepGEMM.
+// The addition to f32 totals after each 128 inputs is from DeepGEMM.
 
 #include <cuda.h>
 
@@ -191,8 +191,8 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
   }
 }
 
-// Multiplies sums by the scales of their rows and stores them to y through shared memory. Consumer
-// threads run it. All stages have been read, so the output tile can overwrite the ring.
+// Multiplies sums by the scales of their rows and stores them to y through shared memory. Only
+// consumer threads call it. All stages have been read, so the output tile can overwrite the ring.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void Store(const Fp8Args& args, std::byte* shared, const Work& work,
                                       const float (&total)[kTokens / 2]) {
@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(kThreadsOf<kBlocks>, kBlocks == 1 ? 2 : 1)
   }
 }
 
-// The arguments of a launch, the tensor map of the weights, and the quantized rows, of which the
-// launch needs a tensor map.
+// The kernel arguments of a launch, the tensor map of the weights, and the quantized rows. The
+// launch creates a tensor map of these rows.
 struct Fp8Product {
   Fp8Args args;
   const cuda::TmaTile& weights;

@@ -18,7 +18,7 @@ struct RowGroups {
   std::int64_t bias_distance;    // floats between their biases
   const std::uint32_t* x_rows;   // [rows of the launch]: row m is x[x_rows[m]]; null: x[m]
   std::uint32_t count;           // number of groups
-  std::uint32_t first_row;       // first row of the launch among those that offsets count
+  std::uint32_t first_row;       // first row of the launch, in the numbering of `offsets`
 };
 
 inline RowGroups RowGroupsOf(const GroupedLinearParams& params) {

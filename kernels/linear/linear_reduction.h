@@ -3,8 +3,8 @@
 // Tiles, the order of summation, and the layout of quantized weights of Linear on CUDA. Packing,
 // launches, kernels and tests share these definitions, on host and device.
 //
-// The sum over K consists of tiles of 64 inputs. They are divided into `splits` sub-ranges of
-// `tiles_per_split` tiles each; the last sub-range may be shorter. Inside a sub-range, MMA steps of
+// The sum over K consists of tiles of 64 inputs. The tiles are divided into `splits` sub-ranges of
+// `tiles_per_split` tiles each. The last sub-range may be shorter. Inside a sub-range, MMA steps of
 // 16 inputs are summed in ascending order from zero. Sub-ranges are added in index order. If groups
 // of inputs have scales, the steps of one group and tile are summed from zero, multiplied by the
 // scale and added to the sub-range's sum. A single scale per feature multiplies the sum of each
@@ -94,7 +94,7 @@ inline std::uint32_t LinearPermutedRowsPerPass(std::uint32_t k, DType x) {
 // The location in the workspace of rows that were quantized to e4m3. The scales of the rows come
 // first. Scales and rows follow the partial sums, or overlap them in launches without partial sums.
 struct Fp8RowsWorkspace {
-  std::int64_t at;
+  std::int64_t at;        // offset in the workspace
   std::int64_t codes_at;  // offset from `at`
   std::int64_t stride;    // bytes between rows
   std::uint32_t rows;     // rows that are quantized at a time; does not affect bits
@@ -118,9 +118,8 @@ constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
   return (rows + launches * 128 - 1) / (launches * 128) * 128;
 }
 
-// Layout of weights of 8 and 4 bits: [feature tile][K tile][bytes of a tile]. In a tile, the 16
-// bytes that every lane loads contain the A fragments (kernels/cuda/mma.cuh) of a block of 16
-// features:
+// Layout of weights of 8 and 4 bits: [feature tile][K tile][bytes of a tile]. In a tile, each lane
+// loads 16 bytes, which contain A fragments (kernels/cuda/mma.cuh) of a block of 16 features:
 //   8 bits  [2 halves of 32 inputs][8 feature blocks][32 lanes][2 MMA steps][8 values]
 //   4 bits  [8 feature blocks][32 lanes][4 MMA steps][8 values, the first in the lowest bits]
 // Integers of 4 bits are stored in the order 0 2 4 6 1 3 5 7, so that two values that are adjacent

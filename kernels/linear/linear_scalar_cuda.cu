@@ -114,9 +114,8 @@ __device__ __forceinline__ CodedWeights OfGroup(CodedWeights w, const cuda::RowG
   return w;
 }
 
-// Loads 32 inputs, starting at k0, of 32 rows, starting at `first`, from the matrix `from`, [rows,
-// k]. Writes them to to[32][kPitch], with zeros beyond the matrix. `groups` maps the rows to rows
-// of `from`.
+// Loads 32 inputs from k0 on, of 32 rows from `first` on, of the matrix `from` [rows, k]. Writes
+// them to to[32][kPitch], with zeros beyond the matrix. `groups` maps the rows to rows of `from`.
 template <typename T>
 __device__ __forceinline__ void LoadTile(float* to, const T* from, std::int64_t stride,
                                          std::uint32_t first, std::uint32_t rows, std::uint32_t k0,

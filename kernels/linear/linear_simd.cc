@@ -1,6 +1,6 @@
-// Memory traffic: each weight is read once for all rows, 2 bytes (f32 4, e4m3 1), and widened in
-// registers. x and y are small in comparison. Lanes run along N, so every output is one chain of
-// multiply-adds without a horizontal sum. Tiles are, in rows x panels: AVX-512 8 x 2 (16
+// The vector code of Linear on the CPU. Each weight is read from memory once for all rows and
+// widened in registers. x and y are small in comparison. Lanes run along N, so every output is one
+// chain of multiply-adds without a horizontal sum. Tiles are, in rows x panels: AVX-512 8 x 2 (16
 // accumulators, 4 weights, 2 broadcasts), AVX2 4 x 1, lower levels 2 x 1. Tiles of few rows have
 // more panels, so that enough chains hide the latency of a multiply-add. A group of panels stays in
 // L2 for all row blocks, and the first row block prefetches the next part of K.
@@ -156,8 +156,7 @@ HWY_INLINE void Fetch(const typename Read::Unit* unit) {
 
 // Multiplies `count` inputs of R rows of x by P panels, and by `scales` for scaled weights. Writes
 // the result to totals[R][P * 16] if `first`, otherwise adds it. `scales` are [16] per panel,
-// scale_stride apart. `next` is the memory that this tile reads next, which is prefetched; null:
-// none.
+// scale_stride apart. `next` is the memory to prefetch, which this tile reads next; null: none.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,

@@ -586,7 +586,7 @@ __device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
 }
 
 // Stores a tile of sums, which is in shared memory, as rows of y, so that y, bias and residual are
-// accessed in whole cache lines. The first kThreads threads of a block run it. REQUIRES: work.m0 <
+// accessed in whole cache lines. The first kThreads threads of a block call it. REQUIRES: work.m0 <
 // args.num_rows.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,

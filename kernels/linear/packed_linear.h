@@ -83,9 +83,9 @@ using WeightEncoding =
 //   16-bit types:  [ceil(K/2)][16][2]   16 features; inputs 2j and 2j + 1 are adjacent
 //   f32:           [ceil(K/2)*2][16]
 //   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
-//   kInt4:         [K/8][16][4]         bytes; in each, the low 4 bits have one of the inputs 8j to
-//                                       8j + 3, the high 4 bits the input 4 later, both as q + 8,
-//                                       or with zero points or mins as q
+//   kInt4:         [K/8][16][4]         bytes; byte i has input 8j + i in the low 4 bits and input
+//                                       8j + 4 + i in the high 4 bits, as q + 8, or as q with
+//                                       zero points or mins
 //   kFp8E4M3:      [ceil(K/4)][16][4]   bytes
 //
 // The scales of a matrix are in a separate buffer:
@@ -128,7 +128,7 @@ class PackedLinear {
   bool has_min() const;
   bool has_zero_points() const;
   bool quantizes_activations() const;
-  // Returns true for fp8 weights with kTensorCores, false for PlainWeights.
+  // Returns true only for fp8 weights with kTensorCores.
   bool has_row_major_fp8() const;
   // Returns the permutation [K], or null without an act-order permutation.
   const std::uint32_t* act_order() const;

@@ -371,8 +371,8 @@ float ErrorOf(std::span<const float> x, float scale) {
 }
 
 // Candidates for the integer of the extreme value. They are near -8, which has no positive
-// counterpart. Values below -8 are clipped. For normally distributed weights, the error with these
-// four candidates is 0.5 % above that with the best eight, in half the time.
+// counterpart. Values below -8 are clipped. For normally distributed weights, the error is 0.5 %
+// above the error with the best eight candidates, in half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
 // Returns magnitude / 127 rounded to f16. It is rounded up if the nearest f16 would clip the
@@ -383,10 +383,9 @@ float GroupScaleOfInt8(float magnitude) {
   return scale.ToFloat();
 }
 
-// The scale with the least squared error shrinks groups. Outputs are then biased towards zero and
-// perplexity suffers. The last step therefore chooses the scale that preserves the projection of
-// the group on the original: sum (scale q) x = sum x^2. Subnormal f16 scales are not changed,
-// because their steps are larger than the correction.
+// Corrects the scale so that sum (scale q) x = sum x^2. The scale with the least squared error
+// shrinks the group, which biases outputs towards zero and increases perplexity. Subnormal f16
+// scales are not changed, because their steps are larger than the correction.
 float KeepProjection(std::span<const float> x, float scale) {
   constexpr float kMinNormalF16 = 0x1p-14f;
   if (!(std::fabs(scale) >= kMinNormalF16 && std::isfinite(scale))) return scale;
@@ -544,7 +543,7 @@ std::int64_t DequantizedPanelBytes(std::uint32_t k) {
 }  // namespace
 
 std::int64_t DequantizedThreadBytes(std::uint32_t k) {
-  constexpr std::int64_t kUnitInputs = 8;  // more than may be written after the last panel
+  constexpr std::int64_t kUnitInputs = 8;  // bounds the inputs written beyond the last panel
   return kDequantizedPanels * DequantizedPanelBytes(k) +
          kUnitInputs * kPanel * std::int64_t{sizeof(float)};
 }

@@ -79,9 +79,9 @@ absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape
 void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
                  const QuantizedRow& out);
 
-// Reserves the backend's scratch memory for Linear with up to `num_rows` rows of up to `k` inputs
-// in any integer format with int8 activations, so that later calls do not allocate. If
-// `has_act_order`, also reserves memory for permuted rows. REQUIRES: the backend is the CPU.
+// Reserves the backend's scratch memory for Linear with int8 activations, for up to `num_rows` rows
+// of up to `k` inputs in any integer format. Later calls then do not allocate. If `has_act_order`,
+// also reserves memory for permuted rows. REQUIRES: the backend is the CPU.
 void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
                             bool has_act_order = false);
 // Returns the bytes that ReserveQuantizedLinear allocates for a backend without scratch memory.
