@@ -124,7 +124,7 @@ class Plan {
     return FirstVisible(cache_lengths_[b] + row, params_.window, params_.chunk);
   }
 
-  // Returns the number of tokens times the cost per token. A token costs 1 per row, plus
+  // Returns the cost of an item: its tokens times the cost per token. A token costs 1 per row, plus
   // kReadAsRows for loading it.
   std::int64_t Cost(const AttentionItem& item) const {
     constexpr std::int64_t kReadAsRows = 8;

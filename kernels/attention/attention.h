@@ -28,8 +28,8 @@ struct AttentionParams {
   std::uint32_t batch_size;
   std::uint32_t num_heads;  // query heads, a multiple of the KV heads
   float scale;              // factor of q . k, usually head_size^-0.5
-  // CUDA: the plan that PlanAttention made for this step. AttentionPlanLimits::window of the plan
-  // is 0, or not less than the `window` or `chunk` of this layer. Null on the CPU.
+  // CUDA: the plan that PlanAttention made for this step. The plan's AttentionPlanLimits::window is
+  // 0, or at least this layer's `window` or `chunk`. Null on the CPU.
   const AttentionPlan* plan = nullptr;
   // CUDA: the tensor maps of the KV pool (kv_tensor_maps.h). If null, kernels without tensor maps
   // run. `layer` is the layer of the views, for MLA the layer argument of LatentView.
@@ -48,8 +48,9 @@ struct AttentionParams {
   std::uint32_t value_columns = 0;
 };
 
-// Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p; with a window only
-// keys j > p - window, with a chunk only keys j with j / chunk == p / chunk (attention_mask.h):
+// Row i of sequence b has position p = cache_length(b) + i and sees keys 0 .. p. With a window it
+// sees only keys j > p - window, with a chunk only keys j with j / chunk == p / chunk
+// (attention_mask.h):
 //   s_j = scale * q[h] . k_j; with a soft cap c then s_j = c tanh(s_j / c)
 //   out[h] = sum_j e^s_j v_j / (sum_j e^s_j + e^sink[h])
 // Query head h reads KV head h / (num_heads / kv_heads). The term e^sink[h] is added only with
@@ -78,11 +79,11 @@ struct AttentionParams {
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. The head size must be a multiple of 16 and at most 128 (256 over bf16 pages).
 // Products of 16-bit values are summed in f32, in the orders of attention_work.h, which differ
-// between prefill and decode tokens. Rows of q and out must be aligned to 8 bytes. The Hopper
-// kernels replace these kernels on compute capability 9.0 if tensor maps exist, the head size is 64
-// to 128 (or the rows are MLA cache rows), rows are aligned to 16 bytes and the scale is positive.
-// Hopper prefill supports all of these pages and uses another reduction order. Hopper decode
-// supports only bf16 pages and gives the same bits as portable decode.
+// between prefill and decode tokens. Rows of q and out must be aligned to 8 bytes. On compute
+// capability 9.0, Hopper kernels replace these kernels. They require tensor maps, a head size of 64
+// to 128 (or MLA cache rows), rows aligned to 16 bytes and a positive scale. Hopper prefill
+// supports all of these pages and uses another reduction order. Hopper decode supports only bf16
+// pages and gives the same bits as portable decode.
 //
 // The scalar kernel runs in all other cases. It supports heads of up to 576 columns and needs no
 // plan.
@@ -91,12 +92,12 @@ struct AttentionParams {
 // chunks of all rows of a work item. In the first tile that is read, keys before a row's window or
 // chunk have weight zero.
 //
-// MLA cache rows have a tensor-core kernel for bf16 activations over one KV head of 144 to 576
-// columns of bf16 in steps of 16. `values` equals `keys`, and the first value_columns, a multiple
-// of 8 up to 512, are the values. This kernel supports no window, chunk, soft cap or sinks. On
-// compute capability 9.0, a Hopper kernel replaces it under the conditions above. Each of the two
-// MLA kernels uses one reduction order for prefill and decode tokens. Both store partial results in
-// the memory of the plan.
+// MLA cache rows have a separate tensor-core kernel. It requires bf16 activations and one bf16 KV
+// head of 144 to 576 columns, a multiple of 16. `values` equals `keys`. The values are the first
+// value_columns columns, a multiple of 8 and at most 512. This kernel supports no window, chunk,
+// soft cap or sinks. On compute capability 9.0, a Hopper kernel replaces it under the conditions
+// above. Each of the two MLA kernels uses one reduction order for prefill and decode tokens. Both
+// store partial results in the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 // Returns an upper bound of the bytes that PagedAttention uses of each Backend::workspace on the
 // CPU, for pages of any dtype and `group` query heads per KV head.

@@ -12,13 +12,13 @@
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
 // multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. To keep
-// P within f16, V's scale is first divided by a power of two s. It is the largest V scale of those
-// of the warp's 16 tokens that the row sees, rounded up to a power of two. The rescaling of O
-// includes s. For one-byte elements, ldmatrix permutes columns. Loading Q's columns in a matching
-// order undoes the permutation of K. Storing O's columns in a matching order undoes the permutation
-// of V.
+// P within f16, V's scale is first divided by a power of two s. Among the warp's 16 tokens, only
+// those that the row sees count for s: their largest V scale, rounded up to a power of two. The
+// rescaling of O includes s. For one-byte elements, ldmatrix permutes columns. Loading Q's columns
+// in a matching order undoes the permutation of K. Storing O's columns in a matching order undoes
+// the permutation of V.
 //
-// Swapped operands are from XQA (TensorRT-LLM); scale folding and split KV are from FlashInfer and
+// Swapped operands are from XQA (TensorRT-LLM). Scale folding and split KV are from FlashInfer and
 // FlashAttention.
 
 #include <algorithm>
@@ -58,7 +58,8 @@ __device__ __forceinline__ float ReciprocalOfPower(float x) {
   return cuda::Div(1.0f, x);
 }
 
-// Converts bytes 0 and 1 (kPair 0), 2 and 3 (1), 0 and 2 (2), or 1 and 3 (3) to two f16.
+// Converts two bytes to two f16. kPair selects bytes 0 and 1 (0), 2 and 3 (1), 0 and 2 (2), or 1
+// and 3 (3).
 template <typename T, int kPair>
 __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   if constexpr (std::is_same_v<T, F8E4M3>) {
@@ -85,7 +86,7 @@ struct DecodeWarp {
   float o[kSteps][4];
   float max[2];
   float sum[2];
-  float unit[2];  // one-byte pages: factor that o is still to be multiplied by
+  float unit[2];  // one-byte pages: pending factor of o
   std::uint32_t position[2];
 
   __device__ __forceinline__ void Clear() {

@@ -78,9 +78,9 @@ __device__ __forceinline__ void Produce(const TileArgs<BF16>& args, const CUtens
   }
 }
 
-// Zeroes V of those of the warp's 16 tokens that are at `valid` or later in the tile, because a
-// page may contain another sequence's old bytes, and 0 x NaN is NaN. K of these tokens need not be
-// zeroed, because their scores are masked.
+// Zeroes V of the warp's tokens from token `valid` of the tile on. A page may contain another
+// sequence's old bytes, and 0 x NaN is NaN. K of these tokens need not be zeroed, because their
+// scores are masked.
 template <std::uint32_t kColumns>
 __device__ __forceinline__ void ClearTail(std::byte* stage, std::uint32_t valid) {
   using Shape = Pipeline<kColumns>;

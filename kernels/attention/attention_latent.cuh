@@ -2,9 +2,9 @@
 
 // Code shared by the MLA kernels: the division into items and the partial results of items. A
 // packed row is one query head of one row (attention_work.h). An item is a block of packed rows and
-// the keys to process. If the step is split, these are one span of keys, otherwise all keys that
-// the rows see. Lengths are known only on the device, so every warp finds its items by counting
-// through the sequences. Warps with different roles then need not wait for each other.
+// the keys to process. These keys are one span if the step is split, otherwise all keys that the
+// rows see. Lengths are known only on the device, so every warp finds its items by counting through
+// the sequences. Warps with different roles then need not wait for each other.
 
 #include <cstdint>
 

@@ -49,7 +49,7 @@ struct Shared {
   float row_max[kRows];  // maximum and sum of the preceding spans
   float row_sum[kRows];
 };
-// The limit is 99 KB per block on 8.6 and 8.9, the lowest of all supported GPUs.
+// 99 KB is the limit per block on compute capability 8.6 and 8.9, the lowest of all supported GPUs.
 static_assert(sizeof(Shared) <= 99 * 1024);
 
 // Returns the byte offset of 16-byte piece `piece` of token `row` in a tile. The pieces with the

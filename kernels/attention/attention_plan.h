@@ -45,8 +45,8 @@ struct AttentionPlanParams {
   // depends on this number and not on batch_size.
   const std::uint32_t* live_sequences;
   std::uint32_t batch_size;
-  // True if any sequence of the step has prefill or decode rows, respectively. The host sets these
-  // fields, so that kernels of an empty class are not launched.
+  // True if the step has prefill tokens (has_prompt_rows) or decode tokens (has_generated_rows).
+  // The host sets both, so that kernels of an empty class are not launched.
   bool has_prompt_rows;
   bool has_generated_rows;
 };

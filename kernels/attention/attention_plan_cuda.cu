@@ -1,7 +1,7 @@
 // One block makes the work lists of a step. Sequences are sorted by length in shared memory
-// (bitonic sort). The items of each sequence are counted and scanned. Each item then finds its
-// sequence by binary search. Barriers dominate the time: sorting 512 sequences takes 45 barriers.
-// The lists equal those of PlanWorkHost item by item.
+// (bitonic sort). The items of each sequence are counted, and a prefix sum gives each sequence its
+// first item. Each item then finds its sequence by binary search. Barriers dominate the time:
+// sorting 512 sequences takes 45 barriers. The lists equal those of PlanWorkHost item by item.
 
 #include <cstdint>
 

@@ -2,7 +2,7 @@
 
 // Prefill: 128 packed rows of one KV head attend to all keys that they see. See README.md.
 //
-// Each of eight warps processes 16 rows; queries and output stay in registers. S has the
+// Each of eight warps processes 16 rows. Queries and output stay in registers. The scores have the
 // accumulator layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of
 // the product P V. Tiles of 64 tokens start at absolute multiples of 64. They are processed in
 // ascending order, from the first to the last key that any row of the item sees. A tile that a row
@@ -12,7 +12,7 @@
 // registers: each element is multiplied by its scale, rounded to bf16 and stored into a tile of
 // bf16. Loading one-byte pages does not overlap with arithmetic.
 //
-// The loop is from FlashAttention-2; packing a group's heads into rows is from FlashInfer.
+// The loop is from FlashAttention-2. Packing a group's heads into rows is from FlashInfer.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/attention/attention_tile.cuh"

@@ -1,7 +1,7 @@
 // Prefill over bf16 pages on compute capability 9.0: 128 packed rows of one KV head attend to all
 // keys that they see. K and V are loaded by TMA, and products use wgmma. See README.md.
 //
-// One warpgroup is the producer; one of its warps issues one TMA box per page and 128-byte slab.
+// One warpgroup is the producer. One of its warps issues a TMA box for each page and 128-byte slab.
 // attention_prefill_sm90.cuh defines the two consumer warpgroups.
 
 #include "kernels/attention/attention_prefill_sm90.cuh"

@@ -13,7 +13,7 @@
 // written.
 //
 // Warp roles, separate K and V stages, the overlap of S(n) with P V(n + 1) and the alternation of
-// the two warpgroups are from FlashAttention-3; packed rows are from FlashInfer.
+// the two warpgroups are from FlashAttention-3. Packed rows are from FlashInfer.
 
 #include <cuda.h>
 
@@ -41,9 +41,9 @@ static_assert(kPrefillGroups * kPrefillGroupRows == kPrefillRows);
 using PrefillPipeline = cuda::PipelineBarriers<kPrefillStages>;
 using PrefillCursor = cuda::PipelineCursor<kPrefillStages>;
 
-// Shared memory contains the queries by group (reused for the output), the stages of K and V, and
-// the pipelines of K and V. For one-byte pages it also contains two stages of bytes and their
-// pipeline.
+// Shared memory contains the queries of each consumer warpgroup (reused for the output), the stages
+// of K and V, and the pipelines of K and V. For one-byte pages it also contains two stages of bytes
+// and their pipeline.
 template <typename T, std::uint32_t kColumns>
 struct PrefillLayout {
   static constexpr bool kWidened = kQuantizedKv<T>;
@@ -73,7 +73,7 @@ struct PrefillLayout {
   __device__ __forceinline__ std::byte* values(std::uint32_t stage) const {
     return shared + kValuesAt + stage * kTileBytes;
   }
-  // Returns the one-byte elements of K in a stage. Those of V follow.
+  // Returns the one-byte elements of K in a stage. The elements of V follow.
   __device__ __forceinline__ std::byte* narrow(std::uint32_t stage) const {
     return shared + kNarrowAt + stage * 2 * kNarrowTile;
   }

@@ -1,9 +1,9 @@
 // Attention without tensor cores: one warp per row and query head. It serves f32 activations, f32
-// pages and head sizes that other kernels do not support, and tests on a device use it as the
-// reference for those kernels. Each lane computes the score of one token and several value columns.
-// A step of online softmax has 32 tokens at a multiple of 32, so a row's bits depend only on its
-// position. Every element is read with KvView::load. The kernel is not optimized: each lane reads a
-// whole K row.
+// pages and head sizes that other kernels do not support. Device tests use it as the reference for
+// the other kernels. Each lane computes the score of one token and several value columns. A step of
+// online softmax has 32 tokens at a multiple of 32, so a row's bits depend only on its position.
+// Every element is read with KvView::load. The kernel is not optimized: each lane reads a whole K
+// row.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/backend/exact_gate.h"

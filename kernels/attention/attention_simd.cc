@@ -1,8 +1,8 @@
-// Memory traffic: K and V of a sequence are read once per KV head and block of query rows. If there
-// are few query rows (decode), values are widened in registers. If there are many, a tile is
-// transposed and widened once into scratch memory in L2, which all rows and heads of the group read
-// (attention_tile-inl.h). A state is not rescaled while its maximum is unchanged, because the
-// factor would be 1.
+// The vector code of attention on the CPU. K and V of a sequence are read once for each KV head and
+// block of query rows. With few query rows (decode), values are widened in registers. With many, a
+// tile is transposed and widened once into scratch memory in L2, which all rows and heads of the
+// group read (attention_tile-inl.h). A state is not rescaled while its maximum is unchanged,
+// because the factor would be 1.
 
 #include <algorithm>
 #include <cstddef>
@@ -70,8 +70,7 @@ struct Scratch {
 };
 static_assert(kMaxBlockRows <= internal::kAttentionBlockRows);
 
-// A loaded tile: transposed keys and pointers to the rows of values. The elements of both have type
-// E.
+// A loaded tile: transposed keys and pointers to the rows of values. E is the element type of both.
 template <typename E>
 struct Tile {
   const float* transposed;

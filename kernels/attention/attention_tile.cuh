@@ -27,7 +27,7 @@ namespace quire::kernels::attention {
 struct ScoreRules {
   std::uint32_t window = 0;  // AttentionParams::window
   std::uint32_t chunk = 0;   // AttentionParams::chunk
-  // Soft cap times log2(e); 0: no cap. With a cap, TileArgs::scale_log2 yields score / cap.
+  // Soft cap times log2(e); 0: no cap. With a cap, q . k times TileArgs::scale_log2 is score / cap.
   float cap_log2 = 0;
   const float* sinks = nullptr;  // [query heads]; null: no sinks
 

@@ -4,7 +4,7 @@
 // differs, because 64 tokens of K alone occupy 32 KB. Shared memory is a ring of slots that hold
 // parts of tiles. Decode has three slots, each with K or V of 64 tokens. Prefill has two slots,
 // each with K or V of 32 tokens. Prefill also keeps its queries in shared memory, because they do
-// not fit into registers. A block uses at most 99 KB, the limit on 8.6 and 8.9.
+// not fit into registers. A block uses at most 99 KB, the limit on compute capability 8.6 and 8.9.
 
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_launch.h"

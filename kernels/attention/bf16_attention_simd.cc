@@ -22,7 +22,7 @@ namespace bf16_attention {
 
 constexpr std::size_t kSpan = internal::kAttentionSpan;
 constexpr std::size_t kTileRows = internal::kRowTile;
-constexpr std::size_t kBlock = internal::kBlock;  // columns or tokens that one tile product adds up
+constexpr std::size_t kBlock = internal::kBlock;  // columns or tokens of one tile product
 constexpr std::size_t kTileSize = kTileRows * kBlock;
 constexpr std::size_t kSumsSize = kTileRows * kStrip;  // floats of a tile of sums
 constexpr std::size_t kGroupRows = internal::kBf16RowTiles * kTileRows;
@@ -210,8 +210,8 @@ class SpanLoader {
     }
   }
 
-  // Returns a prefetch of the strip at token j. If j is after the span, it is a strip of the next
-  // KV head.
+  // Returns the prefetch of the strip at token j, or of a strip of the next KV head if j is after
+  // the span.
   StripFetch FetchOf(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head) const {
     if (j >= tokens.end) {
       constexpr std::uint32_t kTokens = internal::kAttentionStrip;

@@ -32,7 +32,7 @@ QUIRE_HOST_DEVICE inline float ExactExp(float x) {
   return (p + p) * std::bit_cast<float>(exponent << 23);
 }
 
-// Returns ln u of a positive normal number, with a relative error below 1e-15. With u = m 2^k and m
+// Returns ln u for a positive normal u, with a relative error below 1e-15. With u = m 2^k and m
 // near 1, ln m = 2 atanh(s), s = (m - 1) / (m + 1). Since s^2 <= 0.0295, ten terms of the series
 // leave an error of 2e-17.
 QUIRE_HOST_DEVICE inline double ExactLog(double u) {

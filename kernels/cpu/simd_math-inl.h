@@ -117,8 +117,8 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-// Widen the even or the odd one of the two bf16 or f16 values in every 32-bit lane. A bf16 is the
-// upper half of an f32.
+// EvenBF16 and EvenF16 widen the low half of every 32-bit lane, OddBF16 and OddF16 the high half. A
+// bf16 is the upper half of an f32.
 HWY_INLINE VF EvenBF16(VU pairs) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(pairs));
 }

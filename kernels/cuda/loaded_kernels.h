@@ -19,8 +19,8 @@ inline constexpr std::uint32_t kDefaultSharedBytes = 48 * 1024;
 //
 // The driver loads the code of a kernel at its first use and allocates device memory for the code.
 // A kernel with more than kDefaultSharedBytes of dynamic shared memory also needs a function
-// attribute. Before it serves requests, a runner calls its ops with SetLoadsOnly(true), which does
-// both. Kernels of cuBLASLt are not included.
+// attribute. Before serving requests, a runner calls its ops with SetLoadsOnly(true), which loads
+// the kernels and sets their attributes. Kernels of cuBLASLt are not included.
 //
 // Place:      owned by Backend; Launch and MaxBlocksPerSm use it through CudaContext.
 // Invariants: a kernel is loaded at most once, and its shared memory limit only grows.

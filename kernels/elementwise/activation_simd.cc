@@ -1,6 +1,6 @@
-// Memory traffic: 8 bytes in and 4 out per element. The exp and the division dominate the time,
-// with about 30 instructions per register (60 for GELU with erf). The tail of a row is copied to a
-// padded register, so that every element is computed by the same exp.
+// The vector code of the gated product. It reads 8 bytes and writes 4 per element. The exp and the
+// division dominate the time, with about 30 instructions per register (60 for GELU with erf). The
+// tail of a row is copied to a padded register, so that every element is computed by the same exp.
 
 #include <cstddef>
 #include <cstdint>

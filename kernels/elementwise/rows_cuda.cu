@@ -1,8 +1,6 @@
-// Small ops over f32 rows. Residual addition with factors, soft cap of logits, conversion of the
-// stream to bf16, and products of rows are bound by memory: 12, 8, 6 and 12 bytes per element.
-// Their grid is rows by blocks of columns, with one element per thread. SumRows (f32 or bf16) has
-// one thread per column, which adds the rows in order. It uses few blocks, which is acceptable
-// because only requests for mean pooling use it.
+// Small ops over f32 rows. All but SumRows are bound by memory. Their grid is rows by blocks of
+// columns, with one element per thread. SumRows has one thread per column, which adds the rows in
+// order. It uses few blocks, which is acceptable because only requests for mean pooling use it.
 
 #include <cmath>
 #include <cstdint>

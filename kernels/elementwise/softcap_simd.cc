@@ -1,6 +1,6 @@
-// Memory traffic: 4 bytes in and 4 out per element. The exp and two divisions bound the speed, with
-// about 40 instructions per register. The cost is negligible, because the preceding product reads a
-// row of weights per element.
+// The vector code of the soft cap. It reads 4 bytes and writes 4 per element. The exp and two
+// divisions bound the speed, with about 40 instructions per register. The cost is negligible,
+// because the preceding product reads a row of weights per element.
 
 #include <algorithm>
 #include <cstddef>

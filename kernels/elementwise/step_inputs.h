@@ -41,7 +41,7 @@ struct StepInputsParams {
   std::uint32_t padded_head_tokens;
   std::uint32_t padded_rows;
   // A token id t below 0 stands for the token previous_tokens[-(t + 1)], which the previous step
-  // sampled. If that is below 0 (no token), token 0 is used.
+  // sampled. If that entry is below 0 (no token), token 0 is used.
   const std::int32_t* previous_tokens;  // [num_previous]
   std::uint32_t num_previous;
   // Output arrays.

@@ -12,8 +12,7 @@ namespace {
 absl::Status CheckPage(const cache::KvGeometry& geometry, std::uint32_t page, bool writable) {
   if (page >= geometry.num_blocks || (writable && page == cache::kNullPage)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "page ", page, " is not ", writable ? "a writable" : "a", " page of a pool of ",
-        geometry.num_blocks, writable ? ", ids start at 1" : ""));
+        "page is ", page, ", it must be ", writable ? 1 : 0, " to ", geometry.num_blocks - 1));
   }
   return absl::OkStatus();
 }

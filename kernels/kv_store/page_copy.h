@@ -18,8 +18,8 @@ struct PageCopyItem {
   std::uint32_t num_rows;     // number of tokens to copy, from the first on; at most the page size
 };
 
-// For each item, in order, copies the first num_rows tokens of a page, K and V of all layers. Other
-// tokens of the destination are unchanged. An item reads the results of earlier items. Copies
+// For each item, in order, copies K and V of the first num_rows tokens of a page, in all layers.
+// Other tokens of the destination are unchanged. An item reads the results of earlier items. Copies
 // nothing and returns INVALID_ARGUMENT if a page is outside the pool, a destination is the null
 // page, or num_rows exceeds the page size.
 absl::Status CopyPages(const Backend& backend, const AnyKvCollection& pool,

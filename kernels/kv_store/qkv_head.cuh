@@ -1,7 +1,7 @@
 #pragma once
 
 // One warp processes a head between the QKV product and attention. The head is normalized if the
-// model requires it and rotated in f32. A q head is written back in place, a k or v head is written
+// model requires it and rotated in f32. A q head is written back in place. A k or v head is written
 // into its page (kv_head.cuh).
 
 #include <cstdint>

@@ -60,7 +60,8 @@ __device__ __forceinline__ void FenceAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Changes the number of registers of a warpgroup. All its warps must call it.
+// Changes the number of registers of a warpgroup. All warps of the warpgroup must call the
+// function.
 template <int kRegisters>
 __device__ __forceinline__ void RaiseRegisters() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
