@@ -33,8 +33,8 @@ absl::string_view KindName(const json& value) {
   }
 }
 
-// Builds the tree from parser events. nlohmann's own builder accepts duplicate keys and any depth;
-// TreeBuilder rejects both, and tracks the current path for error messages.
+// Builds the tree from parser events. Unlike nlohmann's own builder, it rejects duplicate keys,
+// limits the depth, and tracks the current path for error messages.
 class TreeBuilder : public json::json_sax_t {
  public:
   // REQUIRES: `root` is null.

@@ -30,11 +30,12 @@ struct PullResult {
   bool is_split_gguf = false;
 };
 
-// Downloads what is missing and returns where the model is. Errors, besides those of HttpClient,
-// SelectFiles and DownloadBlob: FAILED_PRECONDITION if HF_HUB_OFFLINE is set or the model is being
-// removed, RESOURCE_EXHAUSTED if the disk has too little space, UNAVAILABLE if the hub cannot be
-// reached. The first error stops all threads. After an error, a repeated call continues the
-// download.
+// Downloads what is missing and returns where the model is. The first error stops all threads.
+// After an error, a repeated call continues the download. Errors, besides those of HttpClient,
+// SelectFiles and DownloadBlob:
+// - FAILED_PRECONDITION if HF_HUB_OFFLINE is set or the model is being removed
+// - RESOURCE_EXHAUSTED if the disk has too little space
+// - UNAVAILABLE if the hub cannot be reached
 absl::StatusOr<PullResult> Pull(const HubSettings& settings, const ModelName& name,
                                 StopSignal* stop, PullProgress* progress);
 

@@ -47,8 +47,8 @@ std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
 
 // Returns the number of leading tokens that FailBadRows has proven finite. `computed` is the number
 // of tokens that the sequence has after the step. A finite result of a token proves this token and
-// all before it. Generation samples from the last token, scoring uses the logits of the token
-// before the last one, and pooling uses the last token, or the first one for kCls.
+// all before it. Generation samples from the last token. Scoring uses the logits of the token
+// before the last one. Pooling uses the last token, or the first one for kCls.
 std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed) {
   switch (live.request.task) {
     case Task::kGenerate:

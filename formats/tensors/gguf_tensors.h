@@ -25,9 +25,10 @@ struct OpenedGguf {
 absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 
 // Returns the tensors in file order, with the slowest dimension of a shape first. Returns
-// INVALID_ARGUMENT with the tensor if its type is unknown, its rows are not whole blocks, or its
-// bytes are misaligned, outside the file or overlap another tensor. Returns UNIMPLEMENTED for types
-// that are not supported. Gaps between tensors and bytes after the last one are allowed.
+// INVALID_ARGUMENT with the tensor if its type is unknown or its rows are not whole blocks. Also
+// returns it if the bytes are misaligned, outside the file or overlap another tensor. Returns
+// UNIMPLEMENTED for types that are not supported. Gaps between tensors and bytes after the last one
+// are allowed.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
 
 // Names of the tensors whose elements divide the rotary frequencies: one for llama3 scaling, and
@@ -51,7 +52,7 @@ struct GgufTensors {
 // the form of Hugging Face checkpoints:
 //
 // - attn_q and attn_k of the architectures llama and granitehybrid. Their rows are permuted to
-//   half-split rope order: in each head of d rows, file row 2j becomes row j, and file row 2j + 1
+//   half-split rope order. In each head of d rows, file row 2j becomes row j, and file row 2j + 1
 //   becomes row j + d/2. Files of other architectures already have this order. Whole rows are
 //   moved, so quantization blocks stay intact.
 // - ssm_a, which is -exp(A_log), becomes A_log. Returns UNIMPLEMENTED unless it is F32, and

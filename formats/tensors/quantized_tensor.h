@@ -91,8 +91,8 @@ class QuantizedTensor {
   // Returns whether all values of the row are finite.
   bool IsFiniteRow(std::int64_t row) const;
 
-  // A type that represents every value exactly: bf16 for e4m3 and e2m1 codes whose scales are
-  // powers of two in the range of bf16, else f32.
+  // A type that represents every value exactly. It is bf16 for e4m3 and e2m1 codes whose scales are
+  // powers of two in the range of bf16. Otherwise it is f32.
   DType plain_dtype() const { return plain_dtype_; }
 
   // The shape in which the integer kernels represent the matrix exactly. It is nullopt for e4m3

@@ -38,9 +38,9 @@ struct StoredTensor {
   // (join_quantized.h). `bytes` are then the codes.
   std::shared_ptr<const QuantizedTensor> quantized;
   std::int64_t first_row = 0;  // in `quantized`, if this is a slice of a stack of matrices
-  // Layout of this slice of a stack of matrices. is_transposed: element (r, i) is stored at [i, r].
-  // is_interleaved: rows (or elements of a vector) of the first half are stored at even positions,
-  // rows of the second half at odd positions.
+  // Layout of this slice of a stack of matrices. If is_transposed, element (r, i) is stored at [i,
+  // r]. If is_interleaved, rows (or elements of a vector) of the first half are stored at even
+  // positions, and those of the second half at odd positions.
   bool is_transposed = false;
   bool is_interleaved = false;
   // Rows are always in the order of Hugging Face checkpoints.

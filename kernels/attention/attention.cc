@@ -226,8 +226,8 @@ const std::uint32_t* CacheLengths(const AnyKvView& keys) {
   return std::visit([](const auto& view) { return view.cache_lengths; }, keys);
 }
 
-// Divides a step into items and calls attend(item, next, scratch) for each; `next` is the item that
-// the thread will probably process next, or null. scratch_bytes(packed_rows) is the size of
+// Divides a step into items and calls attend(item, next, scratch) for each item. `next` is the item
+// that the thread will probably process next, or null. scratch_bytes(packed_rows) is the size of
 // `scratch`.
 template <typename ScratchBytes, typename Attend>
 void RunItems(const Backend& backend, const AttentionParams& params,

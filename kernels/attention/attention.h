@@ -58,9 +58,9 @@ struct AttentionParams {
 //
 // CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
 // cases all arithmetic is in f32. The reduction order depends only on p and the first key that the
-// row sees, so chunking, batching, page ids and threads do not change any bit. A score is one
-// ascending chain of FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at a
-// multiple of 64 is one online-softmax step in powers of 2. The sum of the weights is kept as 16
+// row sees. Chunking, batching, page ids and threads therefore do not change any bit. A score is
+// one ascending chain of FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at
+// a multiple of 64 is one online-softmax step in powers of 2. The sum of the weights is kept as 16
 // partial sums: token j adds its weight to partial sum j mod 16. Tokens are added to the partial
 // sums and to each value column in ascending order. Each span of 512 tokens has a separate state.
 // Spans are reduced left to right. At the end the partial sums are added, then the sink. Keys
@@ -70,8 +70,8 @@ struct AttentionParams {
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
 // V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
 // not a multiple of the number of KV heads. Also returns it if a stride is less than the size of
-// all heads, value_columns exceeds the head size, the soft cap is negative, or window and chunk are
-// combined.
+// all heads, or value_columns exceeds the head size. The soft cap must not be negative, and window
+// and chunk must not be combined.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
@@ -99,8 +99,8 @@ struct AttentionParams {
 // above. Each of the two MLA kernels uses one reduction order for prefill and decode tokens. Both
 // store partial results in the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
-// Returns an upper bound of the bytes that PagedAttention uses of each Backend::workspace on the
-// CPU, for pages of any dtype and `group` query heads per KV head.
+// Returns an upper bound of the bytes of each Backend::workspace that PagedAttention uses on the
+// CPU. It holds for pages of any dtype. `group` is the number of query heads per KV head.
 std::int64_t AttentionThreadBytes(CpuActivations activations, std::uint32_t head_size,
                                   std::uint32_t kv_heads, std::uint32_t group);
 

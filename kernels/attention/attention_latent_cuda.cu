@@ -1,14 +1,14 @@
-// MLA with tensor cores: one KV head whose rows, up to 576 columns of bf16, are K and whose first
-// columns, up to 512, are V. Prefill and decode tokens have the same reduction order.
+// MLA with tensor cores. There is one KV head. Its rows of up to 576 bf16 columns are K, and the
+// first columns, up to 512, are V. Prefill and decode tokens have the same reduction order.
 //
-// A block processes 32 packed rows (row and query head; attention_work.h) and iterates over their
-// keys in tiles of 32 tokens, each loaded once for K and V. The eight warps divide the work into
-// two halves of the rows by four groups of columns. Scores: a warp multiplies its 16 rows with a
-// quarter of the columns, for all tokens. The four partial products are added in order through
-// shared memory, then 8 threads per row compute the softmax. Values: a warp multiplies its 16 rows
-// of P with 128 columns of V. Each element of a tile is thus read from shared memory by two warps
-// instead of eight, and queries and output stay in registers. cp.async loads a tile while the
-// previous one is multiplied.
+// A block processes 32 packed rows (attention_work.h) and iterates over their keys in tiles of 32
+// tokens. Each tile is loaded once for K and V. The eight warps divide the work into two halves of
+// the rows by four groups of columns. Scores: a warp multiplies its 16 rows with a quarter of the
+// columns, for all tokens. The four partial products are added in order through shared memory, then
+// 8 threads per row compute the softmax. Values: a warp multiplies its 16 rows of P with 128
+// columns of V. Each element of a tile is thus read from shared memory by two warps instead of
+// eight, and queries and output stay in registers. cp.async loads a tile while the previous one is
+// multiplied.
 //
 // Each span of 1024 tokens has a separate state. Normally the block reduces its spans left to right
 // in global memory. If the step is split (IsSplit), every span is a separate item and a second

@@ -303,8 +303,8 @@ struct Consumer {
     }
   }
   // Returns the row of registers 2 * half and 2 * half + 1 of every four. The row is recomputed at
-  // the end of each span, because the compiler would otherwise keep the derived addresses in
-  // registers during the loop over tiles.
+  // the end of each span. Otherwise the compiler would keep the derived addresses in registers
+  // during the loop over tiles.
   __device__ __forceinline__ std::uint32_t RowOf(std::uint32_t half) const {
     std::uint32_t at[1] = {row + 8 * half};
     cuda::WgmmaPin(at);

@@ -22,8 +22,8 @@ struct PlanArgs {
   AttentionWorkLists lists;
 };
 
-// The number of live sequences, and pointers into shared memory: sort keys, then three arrays with
-// one start per live sequence and the total at the end, then scratch memory.
+// The number of live sequences, and pointers into shared memory. `items`, `partials` and `merges`
+// have one start per live sequence, and the total at the end.
 struct Shared {
   std::uint32_t num_live;
   std::uint32_t sorted_size;  // a power of two, at least num_live

@@ -2,11 +2,11 @@
 // attention_prefill_sm90.cuh. They read bf16 tiles that the first warpgroup widens from bytes. See
 // README.md.
 //
-// TMA loads the bytes of a tile, 16 KB of K followed by 16 KB of V, into one of two byte stages,
-// which exist in addition to the two bf16 stages. Each thread of the widening warpgroup widens the
-// row of one key. It loads the key's two scales while the previous tile is widened. Then it reads
-// the row 16 bytes at a time, multiplies each element by the scale and rounds to bf16. It stores
-// the result at the address where TMA would store the element of a 16-bit page. This is the
+// There are two stages of bytes in addition to the two bf16 stages. TMA loads the bytes of a tile,
+// 16 KB of K followed by 16 KB of V, into a stage of bytes. Each thread of the widening warpgroup
+// widens the row of one key. It loads the key's two scales while the previous tile is widened. Then
+// it reads the row 16 bytes at a time, multiplies each element by the scale and rounds to bf16. It
+// stores the result at the address where TMA would store the element of a 16-bit page. This is the
 // arithmetic of the portable kernel (ScaledPair). The output is bitwise equal to the output over
 // bf16 pages that contain these products.
 

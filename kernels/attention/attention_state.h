@@ -4,11 +4,11 @@
 // across the items of a row, so splitting a row does not change its bits. The fixed order of
 // kernels/cuda/README.md (tiles, spans, groups) is a chain of such reductions.
 //
-// The state of a set of keys has the maximum of their scores, the sum of the weights 2^(score -
-// max), and per column the weighted sum of the values. The weighted sums are not yet divided by the
-// sum of the weights. Scores are multiplied by log2(e), so that a power is one ex2 instruction. The
-// state of an empty set has max -inf, sum 0 and values 0. Reducing it into another state does not
-// change that state.
+// The state of a set of keys has the maximum of the scores and the sum of the weights 2^(score -
+// max). For each column it has the weighted sum of the values. The weighted sums are not yet
+// divided by the sum of the weights. Scores are multiplied by log2(e), so that a power is one ex2
+// instruction. The state of an empty set has max -inf, sum 0 and values 0. Reducing it into another
+// state does not change that state.
 //
 // The merge of partial softmax states is by Milakov and Gimelshein (2018) and is used by
 // FlashAttention's split KV.

@@ -51,9 +51,9 @@ inline constexpr std::size_t kBlockWidth = kRegisters == 1   ? (kRows == 8 ? 2 :
                                            : kRegisters == 2 ? 4 / kRows
                                                              : 1;
 
-// Returns 2^x for x <= 0, within 2 units in the last place; 0 for x below -126.5 and NaN for NaN. x
-// = n + r with |r| <= 1/2; the polynomial for 2^r interpolates at Chebyshev nodes (error 1e-8) and
-// is 1 at 0.
+// Returns 2^x for x <= 0, within 2 units in the last place. Returns 0 for x below -126.5 and NaN
+// for NaN. With x = n + r and |r| <= 1/2, 2^r is a polynomial that interpolates at Chebyshev nodes
+// (error 1e-8) and is 1 at 0.
 HWY_INLINE VF Exp2(VF x) {
   const DF d;
   const DI di;

@@ -3,9 +3,9 @@
 // The work lists of attention on a GPU, which the planner writes and the kernels read, and the
 // fixed boundaries at which rows may be split (README.md, "The planner").
 //
-// The rows of a sequence are numbered per KV head as packed rows. With `group` query heads per KV
-// head, packed row p of a class is row p / group of that class and query head kv_head * group + p %
-// group. All packed rows of a block therefore share a KV head, for any group size.
+// The rows of a sequence are numbered per KV head as packed rows. There are `group` query heads per
+// KV head. Packed row p of a class is row p / group of that class, for query head kv_head * group +
+// p % group. All packed rows of a block therefore share a KV head, for any group size.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Attention with bf16 activations. A span of 512 tokens of one KV head is copied into tiles once
 // and multiplied by all packed rows of the item, 32 rows at a time. Keys are transposed as 32-bit
-// words, two columns each, so that a row's scores are contiguous and its weights are a row of the
-// next product. Values are interleaved in pairs of tokens. The copies of a head of 128 columns
-// occupy 256 KiB, and the scores and weights of 32 rows 96 KiB. Both fit into L2.
+// words of two columns. A row's scores are then contiguous, and its weights are a row of the next
+// product. Values are interleaved in pairs of tokens. The copies of a head of 128 columns occupy
+// 256 KiB, and the scores and weights of 32 rows 96 KiB. Both fit into L2.
 
 #include <algorithm>
 #include <cstddef>

@@ -33,10 +33,11 @@ struct KvLayerMaps {
 
 class KvTensorMaps {
  public:
-  // True if kernels can read `collection` through maps. This needs compute capability 9.0 and head
-  // sizes from 64 to 128: multiples of 8 for bf16 pages, multiples of 16 for one-byte pages
-  // with one scale per token and head. MLA pools qualify with bf16 pages and one head of 144 to 576
-  // columns, a multiple of 16. The pool does not record whether such a head is an MLA cache row.
+  // True if kernels can read `collection` through maps. This needs compute capability 9.0 and a
+  // head size from 64 to 128. The head size must be a multiple of 8 for bf16 pages, and of 16 for
+  // one-byte pages with one scale per token and head. MLA pools qualify with bf16 pages and one
+  // head of 144 to 576 columns, a multiple of 16. The pool does not record whether such a head is
+  // an MLA cache row.
   static bool IsSupported(const Device& device, const AnyKvCollection& collection);
   // Returns null if IsSupported is false; AttentionParams::maps is then null and portable kernels
   // run. Errors are those of CreateTmaTile.

@@ -27,8 +27,8 @@ QUIRE_HOST_DEVICE inline float ExactTanh(float x) {
   return copysignf(1.0f - 2.0f / (power + 1.0f), x);
 }
 
-// Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1 and 1 -
-// e^Q(|x|) with the sign of x for larger |x|; from |x| = 4 on the result is 1 or -1.
+// Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1, and 1 -
+// e^Q(|x|) with the sign of x for larger |x|. From |x| = 4 on, the result is 1 or -1.
 QUIRE_HOST_DEVICE inline float ExactErf(float x) {
   const float size = fabsf(x);
   if (size < 1.0f) {

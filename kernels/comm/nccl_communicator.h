@@ -8,7 +8,7 @@
 // (tests/kernels/emulated_nccl.h).
 //
 // Steps of models on several GPUs are not captured as graphs. NCCL requires all ranks to capture
-// and launch the same operations, cannot abort a communicator that a graph uses, and warns of
+// and launch the same operations, and cannot abort a communicator that a graph uses. It warns of
 // deadlocks if one process drives several GPUs.
 
 #include <cstddef>

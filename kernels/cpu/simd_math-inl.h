@@ -36,8 +36,9 @@ inline constexpr std::size_t kLanes = HWY_MIN(16, HWY_LANES(float));
 // Number of registers that contain the virtual lanes.
 inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
 
-// Returns e^x within 2 units in the last place: 0 below -86, infinity from 88.73 on, NaN for NaN. x
-// = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial of degree 7 (remainder 6e-9).
+// Returns e^x within 2 units in the last place: 0 below -86, infinity from 88.73 on, NaN for NaN.
+// With x = n ln 2 + r and |r| <= ln 2 / 2, e^r is its Taylor polynomial of degree 7 (remainder
+// 6e-9).
 HWY_INLINE VF Exp(VF x) {
   const DF d;
   const DI di;
@@ -80,8 +81,8 @@ HWY_INLINE VF Tanh(VF x) {
   return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
 }
 
-// Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1 and 1 -
-// e^Q(|x|) with the sign of x for larger |x|; from |x| = 4 on the result is 1 or -1.
+// Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1, and 1 -
+// e^Q(|x|) with the sign of x for larger |x|. From |x| = 4 on, the result is 1 or -1.
 HWY_INLINE VF Erf(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);

@@ -111,9 +111,8 @@ __device__ __forceinline__ std::uint64_t AtomicMin(std::uint64_t* p, std::uint64
 __device__ __forceinline__ std::uint32_t AtomicOr(std::uint32_t* p, std::uint32_t x) {
   return atomicOr(p, x);
 }
-// A fence that makes a following relaxed atomic a release, and a preceding relaxed atomic an
-// acquire, for all threads of the device. __threadfence is a sequentially consistent fence, which
-// takes longer.
+// Makes a following relaxed atomic a release, and a preceding relaxed atomic an acquire, for all
+// threads of the device. __threadfence is a sequentially consistent fence, which takes longer.
 __device__ __forceinline__ void DeviceFence() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }

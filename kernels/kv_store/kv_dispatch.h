@@ -118,8 +118,8 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
 
 // Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes or fewer
 // than batch_size sequences, or if quantized views have more than one scale per token and head.
-// Also returns it if row_offsets decrease, or if the lookup table of a sequence b < batch_size is
-// too small for its cached tokens and its row_offsets[b + 1] - row_offsets[b] new tokens.
+// Also returns it if row_offsets decrease, or if a sequence's lookup table is too small for its
+// cached and new tokens. Sequence b has row_offsets[b + 1] - row_offsets[b] new tokens.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

@@ -1,5 +1,5 @@
-// Multiplies bf16 with AMX tiles. Tiles 0 to 3 are the totals of two tiles of rows by two panels,
-// tiles 4 and 5 are rows, tiles 6 and 7 are weights. Four products therefore need four loads. Two
+// Multiplies bf16 with AMX tiles. AMX tiles 0 to 3 are the totals of two row tiles by two panels.
+// AMX tiles 4 and 5 are rows, 6 and 7 are weights. Four products therefore need four loads. Two
 // panels of 512 inputs stay in L1, and rows are streamed.
 
 #include "kernels/linear/bf16_product.h"

@@ -71,7 +71,7 @@ struct RowQuantization {
 };
 
 // Quantizes rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`.
-// row_begin is the start of a block; row_end is the start of another block, or num_rows.
+// row_begin is the start of a block. row_end is the start of another block, or num_rows.
 using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, const RowQuantization& how,
                                 std::uint32_t num_rows, std::uint32_t row_begin,
                                 std::uint32_t row_end, const IntRows& rows);

@@ -2,8 +2,8 @@
 // AVX-512 have AVX-VNNI from Alder Lake on.
 //
 // A tile of 4 rows x 2 registers of features uses 14 of 16 registers: 8 accumulators, 2 low and 2
-// high halves of weights, 1 broadcast, 1 constant. int_linear_avx512vnni.cc gives the reason for
-// the assembly.
+// high halves of weights, 1 broadcast, 1 constant. Like int_linear_avx512vnni.cc, it uses assembly
+// to avoid copies of accumulators.
 
 #include "kernels/linear/int_linear.h"
 

@@ -40,11 +40,11 @@ struct CudaPacking {
 // Returns the bytes of CudaPacking::memory that an unquantized matrix uses, padding included.
 std::int64_t CudaPlainPaddedBytes(DType dtype, std::uint32_t n, std::uint32_t k, DType activations);
 
-// Packs matrices with the same K and dtype, such as Q, K and V, into one matrix with all their
-// rows, so that one Linear computes them. Returns INVALID_ARGUMENT for a dtype other than f32, bf16
-// and f16, for no rows, for K = 0, or for activations other than f32 and bf16. Returns
-// RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: cuda.memory is null or has
-// CudaPlainPaddedBytes left for these rows.
+// Packs matrices with the same K and dtype, such as Q, K and V, into one matrix, so that one Linear
+// computes all of them. Returns INVALID_ARGUMENT for a dtype other than f32, bf16 and f16, for no
+// rows, for K = 0, or for activations other than f32 and bf16. Returns RESOURCE_EXHAUSTED if memory
+// cannot be allocated. REQUIRES: cuda.memory is null or has CudaPlainPaddedBytes left for these
+// rows.
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
                                                std::uint32_t k, const CudaPacking& cuda = {});
@@ -78,8 +78,8 @@ struct LinearParams {
   const QkvStoreParams* store = nullptr;  // QkvStore after the product: store->qkv is y; null: none
 };
 
-// True if the kernel of the product can also apply a gate. This requires the tensor cores of a GPU,
-// bf16 x and y, N that is a multiple of 128, and a product that cuBLASLt does not compute.
+// True if the kernel of the product can also apply a gate. This requires tensor cores, bf16 x and
+// y, and N as a multiple of 128. cuBLASLt must not compute the product.
 bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DType y);
 
 // Computes y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], with weights widened to

@@ -1,18 +1,17 @@
 // Linear on compute capability 9.0, bf16 by bf16, with TMA copies and wgmma. See README.md,
 // "Hopper".
 //
-// Weights are the row operand and tokens the column operand, as in the portable tile. The bits are
-// also the same: MMA steps of 16 inputs are summed in ascending order from zero in each sub-range,
-// and sub-ranges are added in index order (linear_reduction.h).
+// Weights are the row operand and tokens the column operand, as in the portable tile. The order of
+// sums is also that of the portable tile (linear_reduction.h), so the bits are the same.
 //
 // A block computes 128 features x kTokens rows over all of K. A producer warp fills a ring of
 // stages of 64 inputs. Each stage has one barrier for its weights and tokens. Two consumer
 // warpgroups compute 64 features each. With a gate, the first warpgroup has 64 features of the
 // first half of the matrix and the second has the 64 features that they gate.
 //
-// If there is one sub-range, a block has 256 tokens and 128 sums per thread, so that the wgmmas
-// take as long as reading their operands. If there are several, it has 128 tokens, because it needs
-// a second set of sums. In a stage of 256 tokens, 48 KB are copied, and 8 wgmmas read 80 KB.
+// With one sub-range, a block has 256 tokens and 128 sums per thread. The wgmmas then take as long
+// as reading their operands. With several sub-ranges, a block has 128 tokens, because it needs a
+// second set of sums. In a stage of 256 tokens, 48 KB are copied, and 8 wgmmas read 80 KB.
 //
 // Two blocks with the same tokens and adjacent features are a cluster. Each block copies half of
 // the tokens to both blocks, so that only 32 of the 48 KB come from L2.

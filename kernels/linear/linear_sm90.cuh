@@ -1,8 +1,8 @@
 #pragma once
 
-// Code shared by the products on compute capability 9.0: the ring of stages in shared memory, the
-// producer warp that fills it by TMA, clusters of two blocks, and tensor maps. The kernels that
-// consume the stages are in linear_sm90.cu and linear_fp8_sm90.cu.
+// Code shared by the products on compute capability 9.0. It contains the ring of stages in shared
+// memory, the producer warp that fills the ring by TMA, clusters of two blocks, and tensor maps.
+// The kernels that consume the stages are in linear_sm90.cu and linear_fp8_sm90.cu.
 
 #include <cuda.h>
 

@@ -18,7 +18,7 @@
 // in the same order.
 //
 // With a gate, a tile has 64 features of the first half of the matrix and the 64 features that they
-// gate, so that the block can store the gated product. This saves a launch, and 6 bytes of memory
+// gate. The block can therefore store the gated product. This saves a launch, and 6 bytes of memory
 // traffic per element. Sums do not depend on the tile that a feature belongs to, and the layout of
 // the matrix is the same as without a gate.
 //
@@ -585,9 +585,9 @@ __device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
          (address(args.residual) & 15) == 0;
 }
 
-// Stores a tile of sums, which is in shared memory, as rows of y, so that y, bias and residual are
-// accessed in whole cache lines. The first kThreads threads of a block call it. REQUIRES: work.m0 <
-// args.num_rows.
+// Stores a tile of sums as rows of y. The tile is in shared memory, so that y, bias and residual
+// are accessed in whole cache lines. The first kThreads threads of a block call it. REQUIRES:
+// work.m0 < args.num_rows.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,
                                           const Work& work) {

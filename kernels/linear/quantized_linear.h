@@ -51,11 +51,11 @@ std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape);
 // `act_order`. On a GPU, `memory` provides the memory of the matrix. If it is null, each array is a
 // separate allocation.
 //
-// Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape, for a zero point
-// that GPUs do not support, or on the CPU for a kInt4 scale that is not finite in f16. Returns
-// RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation of [0,
-// k) if the shape has_act_order, otherwise empty; `memory` is null or has CudaQuantizedPaddedBytes
-// left.
+// Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape. Also returns it on
+// a GPU for an unsupported zero point, and on the CPU for a kInt4 scale that is not finite in f16.
+// Returns RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation
+// of [0, k) if the shape has_act_order, otherwise empty; `memory` is null or has
+// CudaQuantizedPaddedBytes left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
@@ -67,11 +67,11 @@ absl::StatusOr<PackedLinear> PackQuantizedRows(
 absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape,
                                                      std::span<const std::uint32_t> act_order = {});
 
-// Quantizes one row without minimums. kInt8: the scale is the largest magnitude M divided by 127,
-// and the error of every value is at most half the scale. kInt4: the scale is the candidate with
-// the least sum of squared errors. It is then corrected so that the projection of the quantized
-// group on the original group equals the original group. Scales of groups are f16 values, and
-// integers are chosen for the rounded scale.
+// Quantizes one row without minimums. For kInt8, the scale is the largest magnitude M divided by
+// 127, and the error of every value is at most half the scale. For kInt4, the scale is the
+// candidate with the least sum of squared errors. This scale is then corrected so that the
+// projection of the quantized group on the original group equals the original group. Scales of
+// groups are f16 values, and integers are chosen for the rounded scale.
 //
 // Subnormal f16 scales, for M / 127 < 6.1e-5, have steps of 2^-24. Only groups of zeros have scales
 // below 2^-24. The error of int8 with subnormal scales is at most M / 254 + 2^-25. A group with a
