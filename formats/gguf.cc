@@ -123,20 +123,20 @@ class GgufParser {
   }
 
   absl::Status Take(std::uint64_t size_bytes, absl::string_view field,
-                    std::span<const std::byte>* taken) {
+                    std::span<const std::byte>* bytes) {
     if (size_bytes > left()) {
       return Refuse(field, absl::StrCat("needs ", size_bytes, " bytes at offset ", at_,
                                         ", the file has ", left(), " more"));
     }
-    *taken = bytes_.subspan(at_, size_bytes);
+    *bytes = bytes_.subspan(at_, size_bytes);
     at_ += size_bytes;
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::uint64_t> TakeNumber(std::uint64_t size_bytes, absl::string_view field) {
-    std::span<const std::byte> taken;
-    QUIRE_RETURN_IF_ERROR(Take(size_bytes, field, &taken));
-    return LittleEndian(taken.data(), size_bytes);
+    std::span<const std::byte> bytes;
+    QUIRE_RETURN_IF_ERROR(Take(size_bytes, field, &bytes));
+    return LittleEndian(bytes.data(), size_bytes);
   }
 
   absl::Status TakeString(absl::string_view field, std::span<const std::byte>* text) {

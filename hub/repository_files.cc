@@ -130,10 +130,10 @@ absl::StatusOr<std::vector<RepositoryFile>> SelectGguf(const std::vector<Reposit
     selected.push_back(file);
   }
   if (is_found) return selected;
-  const std::string there = ListGgufs(files);
+  const std::string ggufs = ListGgufs(files);
   return absl::NotFoundError(absl::StrCat(
       name.repository, " has no file ", name.file,
-      there.empty() ? " and no GGUF files" : absl::StrCat("; its GGUF files are:", there)));
+      ggufs.empty() ? " and no GGUF files" : absl::StrCat("; its GGUF files are:", ggufs)));
 }
 
 absl::Status NoWeights(const std::vector<RepositoryFile>& files, const ModelName& name) {

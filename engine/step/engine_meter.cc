@@ -25,7 +25,7 @@ EngineMeter::EngineMeter(const Parts& parts)
       probe_(parts.probe),
       last_step_(clock_->Now()) {}
 
-void EngineMeter::Accepted() {
+void EngineMeter::CountAccepted() {
   probe_->requests.Accepted();
   ++waiting_;
 }
@@ -44,20 +44,20 @@ void EngineMeter::RefreshGauge(ScheduledRequest& live) {
   }
 }
 
-void EngineMeter::Ended(const ScheduledRequest& live) {
+void EngineMeter::CountEnd(const ScheduledRequest& live) {
   --(live.is_counted_running() ? running_ : waiting_);
 }
 
-void EngineMeter::EndedEarly(RequestState state, CancelSource source) {
+void EngineMeter::CountEarlyEnd(RequestState state, CancelSource source) {
   ++early_ends_[static_cast<std::size_t>(state)][static_cast<std::size_t>(source)];
 }
 
-void EngineMeter::ChoiceEnded(std::int32_t output_tokens) {
+void EngineMeter::CountFinishedChoice(std::int32_t output_tokens) {
   const double mean = mean_answer_tokens_.value_or(output_tokens);
   mean_answer_tokens_ = mean + (output_tokens - mean) / kAnswersInMean;
 }
 
-absl::Duration EngineMeter::StepEnded(const InFlightStep& flight, absl::Time collected) {
+absl::Duration EngineMeter::CountStep(const InFlightStep& flight, absl::Time collected) {
   const absl::Time now = clock_->Now();
   const StepPlan& plan = flight.plan;
   const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode

@@ -38,17 +38,17 @@ class EngineMeter {
   explicit EngineMeter(const Parts& parts);
 
   // Counts a request as accepted and waiting. Called when its prompt is prepared.
-  void Accepted();
+  void CountAccepted();
   // Counts the request as running if one of its sequences has a row, and as waiting otherwise.
   void RefreshGauge(ScheduledRequest& live);
   // Counts the end of an accepted request.
-  void Ended(const ScheduledRequest& live);
-  void EndedEarly(RequestState state, CancelSource source);
+  void CountEnd(const ScheduledRequest& live);
+  void CountEarlyEnd(RequestState state, CancelSource source);
   // Counts a choice that finished normally with `output_tokens` tokens.
-  void ChoiceEnded(std::int32_t output_tokens);
+  void CountFinishedChoice(std::int32_t output_tokens);
   // Counts a step that has ended. Its collection started at `collected`. Returns the wall time of
   // the step. For an overlapped step, it starts at the end of the previous step.
-  absl::Duration StepEnded(const InFlightStep& flight, absl::Time collected);
+  absl::Duration CountStep(const InFlightStep& flight, absl::Time collected);
   // Publishes the page counts and reports the remaining work to the limiter. Called after a step,
   // and when choices end without one.
   void ShowWork(absl::Time now);

@@ -81,7 +81,7 @@ void RequestLifecycle::Prepare(Signal& signal, absl::Time now) {
   first.tokens.reserve(first.tokens.size() +
                        static_cast<std::size_t>(std::min(live.prompt.max_tokens, 4096)));
   first.history = std::move(live.prompt.history);
-  meter_->Accepted();
+  meter_->CountAccepted();
   scheduler_->Add(&live);
 }
 
@@ -178,7 +178,7 @@ bool RequestLifecycle::EndMasked(absl::Time now) {
 
 void RequestLifecycle::FinishChoice(Sequence& sequence, absl::Time now) {
   ScheduledRequest& live = *sequence.request;
-  meter_->ChoiceEnded(sequence.output_tokens());
+  meter_->CountFinishedChoice(sequence.output_tokens());
   scheduler_->Finish(sequence);
   if (live.live_choices > 0) {
     meter_->RefreshGauge(live);
@@ -197,7 +197,7 @@ void RequestLifecycle::EndEarly(ScheduledRequest& live, CancelSource source, abs
                                 const std::string& text) {
   if (live.ended) return;
   const RequestState state = live.progress().state.load(std::memory_order_relaxed);
-  meter_->EndedEarly(state, source);
+  meter_->CountEarlyEnd(state, source);
   const absl::Status status = EarlyEndStatus(
       live, {.source = source,
              .time = now,
@@ -274,7 +274,7 @@ void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was
   }
   if (!live.is_prepared()) CancelCompile(live);
   masks_->Drop(live);
-  if (live.is_prepared() && was_accepted) meter_->Ended(live);
+  if (live.is_prepared() && was_accepted) meter_->CountEnd(live);
   timers_.Remove(*live.accepted);
   OutputItem& item = output_->Add(OutputItem::Kind::kRequestEnd, live, now);
   item.status = std::move(status);

@@ -174,18 +174,18 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
 // Counts the row's tokens as computed, because their K and V are now in pages. This holds even if
 // the sequence has ended.
 void StepCollector::Advance(Sequence& sequence, const runtime::StepRow& row) {
-  // The last token of a row that was not sampled is computed again and counted then.
+  // The last token of a row that was not sampled is recomputed and counted then.
   const std::uint32_t unsampled = sequence.awaits_mask && !sequence.finished() ? 1 : 0;
   const std::uint32_t begin = row.cache_length;
   const std::uint32_t end = begin + row.num_tokens - unsampled;
-  const std::uint32_t again =
+  const std::uint32_t recomputed =
       std::min(end, sequence.high_water) - std::min(begin, sequence.high_water);
   const std::uint32_t in_prompt =
       std::min(end, sequence.prompt_tokens) -
       std::min(std::max(begin, sequence.high_water), sequence.prompt_tokens);
-  if (again > 0) {
-    probe_->steps.Recomputed(again);
-    sequence.recomputed_tokens += static_cast<std::int32_t>(again);
+  if (recomputed > 0) {
+    probe_->steps.Recomputed(recomputed);
+    sequence.recomputed_tokens += static_cast<std::int32_t>(recomputed);
   }
   if (end > sequence.high_water && in_prompt > 0) probe_->steps.PromptComputed(in_prompt);
   sequence.in_flight -= row.num_tokens;

@@ -138,7 +138,7 @@ void StepPipeline::CollectOldest() {
   } else {
     collector_->Collect(oldest, *result, collected);
   }
-  const absl::Duration wall = meter_->StepEnded(oldest, collected);
+  const absl::Duration wall = meter_->CountStep(oldest, collected);
   if (oldest.launch_error.ok()) scheduler_->step_time().Learn(oldest.plan.work, wall);
 }
 

@@ -288,9 +288,9 @@ absl::StatusOr<std::string> ModelCache::FindCommit(absl::string_view repository,
   if (!IsCommit(commit)) return std::string();
   const std::string snapshot = SnapshotDir(repository, commit);
   std::error_code error;
-  const bool is_there = fs::is_directory(snapshot, error);
+  const bool exists = fs::is_directory(snapshot, error);
   if (IsFailure(error)) return FileError(error, snapshot);
-  return is_there ? commit : std::string();
+  return exists ? commit : std::string();
 }
 
 absl::Status ModelCache::NotPulled(const ModelName& name) const {
@@ -317,8 +317,8 @@ absl::StatusOr<std::string> ModelCache::Find(const ModelName& name) const {
   const std::string snapshot = SnapshotDir(name.repository, commit);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
   if (!name.file.empty()) {
-    const bool is_there = std::ranges::find(entries, name.file, &Entry::name) != entries.end();
-    if (!is_there) return NotPulled(name);
+    const bool exists = std::ranges::find(entries, name.file, &Entry::name) != entries.end();
+    if (!exists) return NotPulled(name);
     return absl::StrCat(snapshot, "/", name.file);
   }
   if (HasSafetensors(entries)) return snapshot;
@@ -393,9 +393,9 @@ absl::Status ModelCache::Publish(absl::string_view repository, absl::string_view
 absl::StatusOr<std::int64_t> ModelCache::Remove(const ModelName& name) const {
   const fs::path directory = RepositoryDir(name.repository);
   std::error_code error;
-  const bool is_there = fs::is_directory(directory, error);
+  const bool exists = fs::is_directory(directory, error);
   if (IsFailure(error)) return FileError(error, directory);
-  if (!is_there) {
+  if (!exists) {
     std::set<std::string> pulled;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<CachedModel> models, List());
     for (const CachedModel& model : models) pulled.insert(model.repository);

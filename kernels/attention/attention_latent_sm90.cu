@@ -126,11 +126,11 @@ struct Consumer {
   // reads the old queries, because the preceding item ended with a barrier after its last product.
   __device__ __forceinline__ void Start(const LatentRows& rows) {
     constexpr std::uint32_t kRowThreads = kConsumerThreads / kRows;
-    const std::uint32_t of_item = cuda::ThreadIndex() / kRowThreads;
+    const std::uint32_t item_row = cuda::ThreadIndex() / kRowThreads;
     const std::uint32_t first = cuda::ThreadIndex() % kRowThreads;
-    const bool exists = of_item < rows.count;
+    const bool exists = item_row < rows.count;
     const BF16* const from =
-        rows.args.q + (exists ? rows.Offset(of_item, rows.args.q_stride) : std::int64_t{0});
+        rows.args.q + (exists ? rows.Offset(item_row, rows.args.q_stride) : std::int64_t{0});
 #pragma unroll
     for (std::uint32_t j = 0; j < kMaxLatentColumns / 8 / kRowThreads; ++j) {
       const std::uint32_t piece = first + j * kRowThreads;
@@ -138,7 +138,7 @@ struct Consumer {
       if (exists && piece * 8 < rows.args.rows.head_size()) {
         q = *reinterpret_cast<const uint4*>(from + piece * 8);
       }
-      *reinterpret_cast<uint4*>(shared.queries + At(of_item, piece)) = q;
+      *reinterpret_cast<uint4*>(shared.queries + At(item_row, piece)) = q;
     }
     cuda::FenceAsyncShared();
     SyncConsumers();

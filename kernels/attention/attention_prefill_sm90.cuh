@@ -204,11 +204,11 @@ struct PrefillConsumer {
 #pragma unroll
     for (std::uint32_t k = 0; k < kPrefillKeys / 16; ++k) cuda::WgmmaPin(p[k]);
   }
-  __device__ __forceinline__ void KeysDone() {
+  __device__ __forceinline__ void ReleaseKeys() {
     Release(&layout.key_pipeline()->empty[key_cursor.stage]);
     key_cursor.Advance();
   }
-  __device__ __forceinline__ void ValuesDone() {
+  __device__ __forceinline__ void ReleaseValues() {
     Release(&layout.value_pipeline()->empty[value_cursor.stage]);
     value_cursor.Advance();
   }
@@ -302,7 +302,7 @@ struct PrefillConsumer {
     }
     cuda::WgmmaWait<0>();
     cuda::WgmmaPin(s);
-    KeysDone();
+    ReleaseKeys();
     Softmax<true>(first_key);
     Convert();
   }
@@ -322,12 +322,12 @@ struct PrefillConsumer {
     cuda::NamedArrive(kTurnBarrier + (group ^ 1), kConsumerThreads);
     cuda::WgmmaWait<1>();
     cuda::WgmmaPin(s);
-    KeysDone();
+    ReleaseKeys();
     Softmax<kMasked>(first_key);
     cuda::WgmmaWait<0>();
     cuda::WgmmaPin(o);
     PinProbabilities();
-    ValuesDone();
+    ReleaseValues();
     Rescale();
     Convert();
   }
@@ -339,7 +339,7 @@ struct PrefillConsumer {
     IssueValues();
     cuda::WgmmaWait<0>();
     cuda::WgmmaPin(o);
-    ValuesDone();
+    ReleaseValues();
   }
 
   // Writes the output. Stages it in the memory of the queries first, so that rows are written in
@@ -369,9 +369,9 @@ struct PrefillConsumer {
       const std::uint32_t i = cuda::Lane() + j * cuda::kWarpSize;
       const std::uint32_t row = first + i / kPieces;
       const std::uint32_t column = i % kPieces * 8;
-      const std::uint32_t of_item = group * kPrefillGroupRows + row;
-      if (of_item >= rows.item.num_rows || column >= rows.args.keys.head_size()) continue;
-      *reinterpret_cast<uint4*>(rows.args.out + rows.Offset(of_item, rows.args.out_stride) +
+      const std::uint32_t item_row = group * kPrefillGroupRows + row;
+      if (item_row >= rows.item.num_rows || column >= rows.args.keys.head_size()) continue;
+      *reinterpret_cast<uint4*>(rows.args.out + rows.Offset(item_row, rows.args.out_stride) +
                                 column) =
           *reinterpret_cast<const uint4*>(staged + Piece(row, i % kPieces));
     }

@@ -161,10 +161,10 @@ absl::Status ChooseIsa(absl::string_view isa) {
   std::size_t choice = isa == "auto" ? BestLevel(kLevels, usable) : 0;
   while (isa != "auto" && choice < kLevels.size() && kLevels[choice].name != isa) ++choice;
   if (choice == kLevels.size()) {
-    std::string known = "auto";
-    for (const IsaLevel& level : kLevels) absl::StrAppend(&known, ", ", level.name);
+    std::string names = "auto";
+    for (const IsaLevel& level : kLevels) absl::StrAppend(&names, ", ", level.name);
     return absl::InvalidArgumentError(
-        absl::StrCat("instruction set ", isa, " is not one of ", known));
+        absl::StrCat("instruction set ", isa, " is not one of ", names));
   }
   if (isa != "auto") QUIRE_RETURN_IF_ERROR(CheckLevel(kLevels[choice], usable));
   SetLevel(static_cast<CpuLevel>(choice));

@@ -215,8 +215,8 @@ absl::Status NcclCommunicator::Wait(const Event& event) {
     }
     if (comm_ != nullptr) {
       NcclResult error = kNcclSuccess;
-      const NcclResult asked = group_->api().async_error(comm_, &error);
-      Check(asked != kNcclSuccess ? asked : error, "asynchronous error").IgnoreError();
+      const NcclResult query = group_->api().async_error(comm_, &error);
+      Check(query != kNcclSuccess ? query : error, "asynchronous error").IgnoreError();
     }
     if (const absl::Status aborted = group_->status(); !aborted.ok()) {
       AbortPending();

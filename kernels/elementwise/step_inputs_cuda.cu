@@ -16,10 +16,10 @@ constexpr std::uint32_t kMaxBlocks = 64;
 
 __device__ __forceinline__ std::int32_t ResolveToken(const StepInputsParams& p, std::int32_t id) {
   if (id >= 0) return id;
-  const auto draw = static_cast<std::uint32_t>(-(id + 1));
-  if (draw >= p.num_previous) return 0;
-  const std::int32_t drawn = p.previous_tokens[draw];
-  return drawn < 0 ? 0 : drawn;
+  const auto index = static_cast<std::uint32_t>(-(id + 1));
+  if (index >= p.num_previous) return 0;
+  const std::int32_t token = p.previous_tokens[index];
+  return token < 0 ? 0 : token;
 }
 
 __device__ __forceinline__ void ScatterTokens(const StepInputsParams& p, std::uint32_t first,

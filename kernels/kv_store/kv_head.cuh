@@ -90,9 +90,9 @@ __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedH
   const std::uint32_t pair = half ? (second ? i - pairs : i) : i / 2;
   const float other = head.At(second ? d - distance : d + distance);
   const std::int64_t at = row * pairs + pair;
-  const float turned = cuda::Mul(other, rotation.sines[at]);
-  const float kept = cuda::Mul(own, rotation.cosines[at]);
-  return second ? cuda::Add(kept, turned) : cuda::Sub(kept, turned);
+  const float other_term = cuda::Mul(other, rotation.sines[at]);
+  const float own_term = cuda::Mul(own, rotation.cosines[at]);
+  return second ? cuda::Add(own_term, other_term) : cuda::Sub(own_term, other_term);
 }
 
 // Loads a head of row `row`, normalizes it, and rotates it if `rotate`. Columns beyond the head are

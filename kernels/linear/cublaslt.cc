@@ -86,7 +86,7 @@ absl::StatusOr<std::vector<cublasLtMatmulHeuristicResult_t>> Candidates(const Cu
 }
 
 // True if the algorithm does not split K and fits in the workspace.
-bool IsWhole(const CublasLtApi& api, const cublasLtMatmulHeuristicResult_t& candidate) {
+bool IsUsableAlgorithm(const CublasLtApi& api, const cublasLtMatmulHeuristicResult_t& candidate) {
   std::int32_t splits = 0;
   std::size_t written = 0;
   return candidate.state == CUBLAS_STATUS_SUCCESS &&
@@ -192,7 +192,7 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
   const auto handle = static_cast<cublasLtHandle_t>(handle_);
   QUIRE_ASSIGN_OR_RETURN(const auto candidates, Candidates(*api_, handle, *plans, c, plan.y));
   for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
-    if (!IsWhole(*api_, candidate)) continue;
+    if (!IsUsableAlgorithm(*api_, candidate)) continue;
     bool serves_all = true;
     for (const std::uint32_t rows : {1u, 7u, 64u, 4 * kPinnedRows}) {
       QUIRE_RETURN_IF_ERROR(SetRows(*plans, rows, plans->k, plans->n, plans->n));

@@ -106,9 +106,9 @@ void RoundRowFp8(const float* from, std::int64_t k, float factor, float* to) {
   for (std::int64_t i = 0; i < k; ++i) largest = std::max(largest, MagnitudeBits(from[i]));
   const float scale = Fp8RowScale(largest);
   const float inverse = InverseFp8RowScale(scale);
-  const float worth = scale * factor;
+  const float output_scale = scale * factor;
   for (std::int64_t i = 0; i < k; ++i) {
-    to[i] = F8E4M3::FromFloat(from[i] * inverse).ToFloat() * worth;
+    to[i] = F8E4M3::FromFloat(from[i] * inverse).ToFloat() * output_scale;
   }
 }
 

@@ -83,18 +83,18 @@ __device__ __forceinline__ void StoreCodes(std::uint8_t* to, const std::uint8_t 
 
 // Returns the maximum over the block, in every thread.
 __device__ __forceinline__ std::uint32_t BlockMax(std::uint32_t largest) {
-  auto* const of_warps = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory16());
+  auto* const warp_maxima = reinterpret_cast<std::uint32_t*>(cuda::SharedMemory16());
 #pragma unroll
   for (std::uint32_t mask = cuda::kWarpSize / 2; mask > 0; mask /= 2) {
     const std::uint32_t other = cuda::ShuffleXor(largest, mask);
     largest = other > largest ? other : largest;
   }
   const std::uint32_t warp = cuda::Warp();
-  if (cuda::Lane() == 0) of_warps[warp] = largest;
+  if (cuda::Lane() == 0) warp_maxima[warp] = largest;
   cuda::SyncBlock();
 #pragma unroll
   for (std::uint32_t i = 0; i < kWarps; ++i) {
-    largest = of_warps[i] > largest ? of_warps[i] : largest;
+    largest = warp_maxima[i] > largest ? warp_maxima[i] : largest;
   }
   return largest;
 }

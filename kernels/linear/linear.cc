@@ -186,7 +186,7 @@ static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxPermutedI
               cuda::kLinearPermutedBytes);
 
 // True if the launch of the product also stores the heads.
-bool StoresAtOnce(const LinearParams& params) {
+bool CanFuseStore(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
   return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
          !params.weight->has_row_major_fp8() && params.weight->library_plans() == nullptr &&
@@ -237,7 +237,7 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
         ", residual ", params.residual_stride, ", each must be at least the length of a row"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
-  if (params.store != nullptr && (backend.cuda() == nullptr || !StoresAtOnce(params))) {
+  if (params.store != nullptr && (backend.cuda() == nullptr || !CanFuseStore(params))) {
     return LinearAndStore(backend, params);
   }
   if constexpr (kHasCuda) {

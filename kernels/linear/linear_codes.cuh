@@ -82,8 +82,8 @@ __device__ __forceinline__ void LoadOffsets(std::uint32_t (&offsets)[kBlocks][2]
                                             const std::byte* zeros, std::uint32_t first) {
 #pragma unroll
   for (std::uint32_t n = 0; n < kBlocks; ++n) {
-    const auto* const of_block = reinterpret_cast<const std::uint16_t*>(zeros + first + n * 16);
-    const std::uint32_t two = of_block[Lane() / 4];
+    const auto* const block_zeros = reinterpret_cast<const std::uint16_t*>(zeros + first + n * 16);
+    const std::uint32_t two = block_zeros[Lane() / 4];
     offsets[n][0] = OffsetOf<kFormat>(two, 0);
     offsets[n][1] = OffsetOf<kFormat>(two, 1);
   }

@@ -338,7 +338,7 @@ bool RewritesRows(const PackedLinear& weight) {
 }
 
 // Calls the kernel for the parameters. REQUIRES: x was permuted or quantized if necessary.
-absl::Status LinearInOrder(const CudaContext& context, const LinearParams& params) {
+absl::Status RunLinear(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
   if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);
   if (weight.library_plans() != nullptr && params.bias == nullptr &&
@@ -349,7 +349,7 @@ absl::Status LinearInOrder(const CudaContext& context, const LinearParams& param
   return LinearTensorCoreCuda(context, params);
 }
 
-absl::Status GroupsInOrder(const CudaContext& context, const GroupedLinearParams& params) {
+absl::Status RunGroupedLinear(const CudaContext& context, const GroupedLinearParams& params) {
   if (!OnTensorCores(*params.weights.first, params.x.dtype())) {
     return GroupedLinearScalarCuda(context, params);
   }
@@ -366,7 +366,7 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
     QUIRE_RETURN_IF_ERROR(CheckRowMajor(weight, x));
     return LinearFp8Sm90Cuda(context, params);
   }
-  if (!RewritesRows(weight)) return LinearInOrder(context, params);
+  if (!RewritesRows(weight)) return RunLinear(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
   const std::uint32_t most = cuda::LinearPermutedRowsPerPass(weight.k(), x);
   LinearParams rows = params;
@@ -387,7 +387,7 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
     rows.y = params.y + first * params.y_stride;
     if (params.residual != nullptr)
       rows.residual = params.residual + first * params.residual_stride;
-    QUIRE_RETURN_IF_ERROR(LinearInOrder(context, rows));
+    QUIRE_RETURN_IF_ERROR(RunLinear(context, rows));
   }
   return absl::OkStatus();
 }
@@ -401,7 +401,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
                                                    "] has row-major weights, which only "
                                                    "Linear supports"));
   }
-  if (!RewritesRows(weight)) return GroupsInOrder(context, params);
+  if (!RewritesRows(weight)) return RunGroupedLinear(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
   const std::uint32_t most = cuda::LinearPermutedRowsPerPass(weight.k(), x);
   GroupedLinearParams rows = params;
@@ -424,7 +424,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
     rows.rows = nullptr;
     rows.x_stride = weight.k();
     rows.y = params.y + first * params.y_stride;
-    QUIRE_RETURN_IF_ERROR(GroupsInOrder(context, rows));
+    QUIRE_RETURN_IF_ERROR(RunGroupedLinear(context, rows));
   }
   return absl::OkStatus();
 }

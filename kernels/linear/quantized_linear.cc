@@ -76,16 +76,16 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
   }
   if (shape.scale_per_feature()) return absl::OkStatus();
   const std::uint32_t group = shape.group;
-  bool known = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;
+  bool is_supported = (group == 32 || group == 64 || group == 128) && shape.k % group == 0;
   absl::string_view groups = "32, 64 or 128 that divide the number of inputs";
   if (shape.format == WeightFormat::kFp8E4M3) {
-    known = group != 0 && group % cuda::kLinearTileK == 0 && group < shape.k;
+    is_supported = group != 0 && group % cuda::kLinearTileK == 0 && group < shape.k;
     groups = "a multiple of 64, or of all inputs";
   } else if (shape.format == WeightFormat::kFp4E2M1) {
-    known = group == 32 && shape.k % 32 == 0;
+    is_supported = group == 32 && shape.k % 32 == 0;
     groups = "32 that divide the number of inputs";
   }
-  if (known) return absl::OkStatus();
+  if (is_supported) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " weights have groups of ", group, " of ",
                                                  shape.k, " inputs, GPUs support groups of ",
                                                  groups));
@@ -462,7 +462,7 @@ RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, b
 }
 
 // Applies the act-order permutation to rows [row_begin, row_end): y[m][j] = x[m][order[j]].
-void TakeInOrder(const LinearParams& params, std::uint32_t row_begin, std::uint32_t row_end,
+void PermuteRows(const LinearParams& params, std::uint32_t row_begin, std::uint32_t row_end,
                  float* y) {
   const std::size_t k = params.weight->k();
   const std::uint32_t* const order = params.weight->act_order();
@@ -559,7 +559,7 @@ void LinearDequantized(const Backend& backend, const LinearParams& params) {
         backend.op_workspace().Reserve(std::size_t{params.num_rows} * k * sizeof(float)));
     backend.ParallelFor(params.num_rows, static_cast<double>(k) * 0.8,
                         [&](std::int64_t begin, std::int64_t end, int) {
-                          TakeInOrder(params, static_cast<std::uint32_t>(begin),
+                          PermuteRows(params, static_cast<std::uint32_t>(begin),
                                       static_cast<std::uint32_t>(end), ordered);
                         });
     product.x = ordered;
@@ -603,7 +603,7 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
       [&](std::int64_t begin, std::int64_t end, int) {
         const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
         const std::uint32_t last = std::min(rows, static_cast<std::uint32_t>(end) * 8);
-        if (has_act_order) TakeInOrder(params, first, last, ordered);
+        if (has_act_order) PermuteRows(params, first, last, ordered);
         kernels.quantize(has_act_order ? ordered : params.x.f32(),
                          has_act_order ? args.k : params.x_stride, how, rows, first, last, args.x);
         if (args.is_int4 && HasNan(args, first, last)) {
