@@ -9,9 +9,9 @@
 namespace quire::cache {
 namespace {
 
-// Returns the maximum number of prefix-cache nodes that own no page but that rows keep alive. Such
-// nodes exist only if every group has a window. A row that keeps such nodes also holds the pages of
-// its windows, so the pool size limits the number of these rows.
+// Returns the maximum number of prefix-cache nodes without pages. Such nodes exist only if every
+// group has a window. They are ancestors of pages that rows hold. Each of these rows also holds the
+// pages of its windows, so the pool size limits the number of rows.
 std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options) {
   std::uint32_t pages_of_row = 0;
   for (const CacheGroup& group : options.groups) {
@@ -234,12 +234,12 @@ absl::Status CacheManager::CheckReferences() const {
   QUIRE_RETURN_IF_ERROR(rows_.CountRequests(requests));
   step_work_.CountHolds(holds);
   for (std::uint32_t page = 1; page < pool_.num_blocks(); ++page) {
-    const std::uint32_t counted = pool_.requests(BlockId{page});
-    const std::uint32_t copying = pool_.holds(BlockId{page});
-    if (counted != requests[page] || copying != holds[page]) {
-      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted, " requests and ",
-                                              copying, " holds, but ", requests[page],
-                                              " columns and ", holds[page],
+    const std::uint32_t counted_requests = pool_.requests(BlockId{page});
+    const std::uint32_t counted_holds = pool_.holds(BlockId{page});
+    if (counted_requests != requests[page] || counted_holds != holds[page]) {
+      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted_requests,
+                                              " requests and ", counted_holds, " holds, but ",
+                                              requests[page], " columns and ", holds[page],
                                               " copies and steps in flight reference it"));
     }
   }

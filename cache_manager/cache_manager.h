@@ -18,9 +18,9 @@
 //   cache->Free(row);                                  published pages stay cached
 //
 // The layers of a model form one or more groups (CacheGroup) over one pool of pages of equal size.
-// Column c of a row covers tokens [c * page_size, (c + 1) * page_size). In each group without
-// window a row has one page per column. In a window group it has only its last published page and
-// the pages that its next token and the tokens being computed read.
+// Column c of a row covers tokens [c * page_size, (c + 1) * page_size). In a group without window a
+// row has a page in every column. In a window group a row keeps only the pages that its next tokens
+// read, and its last published page.
 //
 // In a model with recurrent layers a row also has a slot for its states. A prefix can then be
 // reused only up to a position for which the prefix cache has a snapshot of the states. In such a
@@ -72,10 +72,10 @@ struct CacheStats {
   std::uint64_t hit_tokens = 0;      // counted by CountLookup
   std::uint64_t queried_tokens = 0;  // counted by CountLookup
   std::uint64_t evicted_pages = 0;   // pages unpublished by eviction, Flush or Invalidate
-  // Number of pages whose key was equal to that of a different history, in CountLookup and Publish.
+  // Number of pages whose key belongs to another history, counted by CountLookup and Publish.
   std::uint64_t collisions = 0;
-  // Number of prompt tokens that were computed again although published pages contain them, because
-  // no usable snapshot of the recurrent states follows them. Counted by CountLookup.
+  // Number of prompt tokens in published pages that were computed again for lack of a snapshot of
+  // the recurrent states. Counted by CountLookup.
   std::uint64_t tokens_lost_to_state = 0;
   std::uint32_t state_slots = 0;           // without the null slot; 0: the model has no states
   std::uint32_t free_state_slots = 0;      // neither written nor read, and no snapshot
@@ -105,10 +105,9 @@ class CacheManager {
   CacheManager& operator=(const CacheManager&) = delete;
 
   // Returns the longest prefix of `tokens`, of at most `max_tokens` tokens, that the cache can
-  // reuse. The caller chooses `max_tokens` so that at least one token is left to compute, and so
-  // that every token whose logits the caller needs is computed. `keys` are the keys of the full
-  // pages of `tokens` under `root`. Without `may_copy` the match has only full pages. Adds no
-  // references and counts nothing.
+  // reuse. `max_tokens` must exclude every token whose logits the caller needs, and at least the
+  // last token. `keys` are the keys of the full pages of `tokens` under `root`. Without `may_copy`
+  // the match has only full pages. Adds no references and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens, bool may_copy = true) const {
     return index_.Match(tokens, keys, root, max_tokens, may_copy);
@@ -137,9 +136,9 @@ class CacheManager {
   absl::Status Reserve(BatchRow row, std::uint32_t total_tokens, std::uint32_t step_tokens);
   absl::Status Reserve(BatchRow row, std::uint32_t tokens) { return Reserve(row, tokens, tokens); }
 
-  // Publishes every page of `row` that [0, computed_tokens) of `tokens` fills. Missing keys are
-  // appended to `keys`. If a page with the same history is published already, the row adopts that
-  // page and drops its own. The row publishes nothing, or no more, in these cases:
+  // Publishes the full pages of the row within [0, computed_tokens). `tokens` are the row's tokens.
+  // Missing keys are appended to `keys`. If a page with the same history is published already, the
+  // row adopts that page and drops its own. The row stops publishing in these cases:
   //   - prefix caching is off, the row was never attached, or SetPublish disabled publishing;
   //   - a page is poisoned, awaits a copy, or was released before it was published;
   //   - the key of a page belongs to another history;
@@ -176,8 +175,8 @@ class CacheManager {
   // computed_tokens). If a partial page follows them, queues a copy of it. If too few pages or
   // slots are available, changes nothing and returns RESOURCE_EXHAUSTED. With states, the next
   // steps of both rows read the same slot, and each row writes a slot of its own. REQUIRES: the
-  // parent has the pages that tokens from computed_tokens on read. The parent's state is the one
-  // after exactly computed_tokens tokens. The child has no pages.
+  // parent has every page that tokens at or after computed_tokens read; the parent's state is the
+  // one after exactly computed_tokens tokens; the child has no pages.
   absl::Status Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens);
 
   // Drops the row's reference to each of its pages, the last page first, and forgets the row's
@@ -199,8 +198,8 @@ class CacheManager {
   void Invalidate(BatchRow row, std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                   std::uint32_t first_token);
   // Unpublishes the same pages and removes the same snapshots for a history whose row has already
-  // been freed. Called before the CompleteStep of the step that reported non-finite values, which
-  // quarantines the pages (`is_poisoned`).
+  // been freed. Must be called before CompleteStep(true) for the step that reported the non-finite
+  // values. That CompleteStep quarantines the pages.
   void Invalidate(const Hash128& root, std::span<const std::int32_t> tokens,
                   std::span<const PageKey> keys, std::uint32_t first_token);
 
@@ -224,9 +223,9 @@ class CacheManager {
   // were in flight when it was freed have completed.
   //
   // `is_poisoned` means that the completing step wrote NaN or infinity for a row that was freed
-  // after the launch. Every pinned page is then quarantined when its last reference is dropped.
-  // Published full pages are not quarantined, because the caller has unpublished those that may
-  // contain these values.
+  // after the launch. Every pinned page, except a published full page, is then quarantined when its
+  // last reference is dropped. The caller has already unpublished the full pages that may contain
+  // these values.
   std::vector<PageCopy> TakeCopies() { return step_work_.TakeCopies(); }
   std::vector<BlockId> TakeClears() { return step_work_.TakeClears(); }
   void CompleteStep(bool is_poisoned = false);
@@ -265,8 +264,8 @@ class CacheManager {
   std::uint32_t num_pages(BatchRow row) const { return rows_.num_pages(row); }
   // Number of pages that only this row references.
   std::uint32_t num_private_pages(BatchRow row) const { return rows_.num_private_pages(row); }
-  // Number of leading tokens for which every group has, or had before a window released them, pages
-  // of the row.
+  // Number of leading tokens for which pages were allocated in every group, including pages that
+  // windows have released since.
   std::uint32_t reserved_tokens(BatchRow row) const {
     return rows_.reserved_columns(row) * page_size();
   }

@@ -41,7 +41,7 @@ class FiniteProof {
   void SetProven(BatchRow row, std::uint32_t tokens);
   std::uint32_t proven_tokens(BatchRow row) const;
   // `pages` are the pages of the row's last, partly filled column, one per group. If the row's
-  // proof covers `computed_tokens`, marks each of these pages proven that does not begin before the
+  // proof covers `computed_tokens`, marks these pages proven, except a page that begins before the
   // window of the last proven token.
   void SetTailProven(BatchRow row, std::uint32_t computed_tokens, std::span<const BlockId> pages);
   // Called before one of the row's pages in `column` is replaced by `page`.
@@ -68,9 +68,9 @@ class FiniteProof {
 
   struct Row {
     std::uint32_t proven_tokens = 0;
-    // The logits of the first `adoption_step` steps prove only the row's tokens before
-    // `adopted_from`, because pages from there on were replaced by pages without proof after these
-    // steps were launched. adoption_step is 0 if no page was replaced.
+    // Pages from token `adopted_from` on were replaced by unproven pages after `adoption_step`
+    // steps had been launched. The logits of those steps prove only tokens before `adopted_from`.
+    // adoption_step is 0 if no page was replaced.
     std::uint32_t adopted_from = 0;
     std::uint64_t adoption_step = 0;
   };

@@ -69,15 +69,15 @@ PrefixMatch PrefixIndex::Match(std::span<const std::int32_t> tokens, std::span<c
   match.generation = prefixes_->generation();
   if (!prefix_caching_) return match;
   const std::size_t page_size = page_size_;
-  const auto known = tokens.first(std::min<std::size_t>(max_tokens, tokens.size()));
-  const NodeId last = MatchPages(known, keys, root, &match);
+  const auto usable_tokens = tokens.first(std::min<std::size_t>(max_tokens, tokens.size()));
+  const NodeId last = MatchPages(usable_tokens, keys, root, &match);
   const std::size_t matched = match.pages.size() / rows_->layout().num_groups() * page_size;
   match.num_tokens = static_cast<std::uint32_t>(matched);
-  if (has_states_) LimitToState(known, last, may_copy && partial_page_reuse_, &match);
+  if (has_states_) LimitToState(usable_tokens, last, may_copy && partial_page_reuse_, &match);
   match.proven_tokens = proof_->ProvenColumns(match.pages) * page_size_;
   if (has_states_ || !may_copy || !partial_page_reuse_) return match;
   const PrefixCache::PartialMatch partial = prefixes_->FindPartialMatch(
-      last, known.subspan(matched, std::min(page_size, known.size() - matched)));
+      last, usable_tokens.subspan(matched, std::min(page_size, usable_tokens.size() - matched)));
   if (partial.num_tokens >= page_size / kMinPartialShare) {
     const auto sources = prefixes_->pages(partial.node);
     match.partial_sources.assign(sources.begin(), sources.end());
@@ -119,7 +119,7 @@ NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<c
   const CacheLayout& layout = rows_->layout();
   const std::size_t num_keys = std::min<std::size_t>(keys.size(), tokens.size() / page_size_);
   std::vector<BlockId>& pages = match->pages;
-  // For each window group, the column after the last one without a page so far.
+  // For each window group, the index after the last column without a page.
   std::vector<std::uint32_t> present_from(layout.num_groups());
   NodeId node = prefixes_->FindRoot(root);
   NodeId last = node;
@@ -314,8 +314,8 @@ NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> toke
   const std::uint32_t column = computed_tokens / page_size_;
   const std::uint32_t filled = computed_tokens % page_size_;
   // A snapshot saves the computation of the whole history, so even a short tail is published.
-  const std::uint32_t least = has_states_ ? 1 : page_size_ / kMinPartialShare;
-  if (!partial_page_reuse_ || filled < least) return kNoNode;
+  const std::uint32_t min_filled = has_states_ ? 1 : page_size_ / kMinPartialShare;
+  if (!partial_page_reuse_ || filled < min_filled) return kNoNode;
   if (!CanPublish(row) || at(row).num_published != column) return kNoNode;
   if (!rows_->HasValidColumn(row, column)) return kNoNode;
   rows_->ReadColumn(row, column, column_pages_);
@@ -325,11 +325,12 @@ NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> toke
   if (!is_private) return kNoNode;
   const auto tail = tokens.subspan(std::size_t{column} * page_size_, filled);
   const NodeId parent = NodeBefore(row, column);
-  const PrefixCache::PartialMatch known = has_states_ ? prefixes_->FindWholePartial(parent, tail)
-                                                      : prefixes_->FindPartialMatch(parent, tail);
-  if (known.num_tokens == filled) {
-    prefixes_->Touch(known.node);
-    return has_states_ ? known.node : kNoNode;
+  const PrefixCache::PartialMatch existing = has_states_
+                                                 ? prefixes_->FindWholePartial(parent, tail)
+                                                 : prefixes_->FindPartialMatch(parent, tail);
+  if (existing.num_tokens == filled) {
+    prefixes_->Touch(existing.node);
+    return has_states_ ? existing.node : kNoNode;
   }
   if (!prefixes_->MakeRoom()) return kNoNode;
   const NodeId node = prefixes_->AddPartialChild(

@@ -74,7 +74,7 @@ class PrefixIndex {
   bool CanPublish(BatchRow row);
   // Returns the node of the row's first `columns` columns, or kNoNode if they are not published.
   NodeId PublishedNode(BatchRow row, std::uint32_t columns) const;
-  // Removes from the nodes of a history the tentative snapshots, which are not proven finite.
+  // Removes the tentative snapshots (those not proven finite) from the nodes of a history.
   void DropTentativeStates(const Hash128& root, std::span<const std::int32_t> tokens,
                            std::span<const PageKey> keys);
   const Hash128& root(BatchRow row) const { return publications_[row.value()].root; }
@@ -122,8 +122,8 @@ class PrefixIndex {
   // node has no page, adds the column's page to the node.
   void Merge(BatchRow row, std::uint32_t column, NodeId node);
   // Publishes the partial page after the row's full pages as a partial child, and returns its node.
-  // If a child with these tokens exists already, returns that child with states, and kNoNode
-  // without. Also returns kNoNode if the page cannot be published.
+  // If a child with these tokens exists already, returns that child in a model with states, and
+  // kNoNode in other models. Also returns kNoNode if the page cannot be published.
   NodeId PublishTail(BatchRow row, std::span<const std::int32_t> tokens,
                      std::uint32_t computed_tokens);
   absl::Status CheckRow(BatchRow row, std::size_t group) const;

@@ -17,7 +17,7 @@ RowPages::RowPages(const CacheLayout* layout, std::vector<LookupTable> tables, B
       step_work_(step_work),
       tables_(std::move(tables)) {
   QUIRE_CHECK(tables_.size() == layout->num_groups());
-  fresh_.reserve(tables_.front().max_pages() * tables_.size());
+  new_pages_.reserve(tables_.front().max_pages() * tables_.size());
   scheduled_.reserve(max_rows());
   for (const LookupTable& table : tables_) {
     inputs_.push_back({.lookup_table = table.pages(),
@@ -70,12 +70,12 @@ void RowPages::AttachCopies(BatchRow row, std::span<const BlockId> sources,
   prefixes_->Touch(pool_->node(sources.front()));
   // The allocation below must not evict a source.
   for (const BlockId source : sources) pool_->AddHold(source);
-  fresh_.resize(sources.size());
-  const absl::Status allocated = pool_->Allocate(fresh_);
+  new_pages_.resize(sources.size());
+  const absl::Status allocated = pool_->Allocate(new_pages_);
   QUIRE_CHECK(allocated.ok());
   for (std::size_t group = 0; group < sources.size(); ++group) {
-    tables_[group].Append(row, fresh_[group]);
-    step_work_->QueueCopy(sources[group], fresh_[group], num_rows);
+    tables_[group].Append(row, new_pages_[group]);
+    step_work_->QueueCopy(sources[group], new_pages_[group], num_rows);
     prefixes_->DropHold(sources[group]);
   }
 }
@@ -89,12 +89,12 @@ absl::Status RowPages::Reserve(BatchRow row, std::uint32_t total_tokens,
     QUIRE_CHECK(columns <= tables_[group].max_pages());
     return columns - std::min(columns, tables_[group].end_column(row));
   };
-  std::size_t all_missing = 0;
-  for (std::size_t group = 0; group < tables_.size(); ++group) all_missing += missing(group);
-  if (all_missing == 0) return absl::OkStatus();
-  fresh_.resize(all_missing);
-  QUIRE_RETURN_IF_ERROR(pool_->Allocate(std::span(fresh_)));
-  auto next = fresh_.begin();
+  std::size_t total_missing = 0;
+  for (std::size_t group = 0; group < tables_.size(); ++group) total_missing += missing(group);
+  if (total_missing == 0) return absl::OkStatus();
+  new_pages_.resize(total_missing);
+  QUIRE_RETURN_IF_ERROR(pool_->Allocate(std::span(new_pages_)));
+  auto next = new_pages_.begin();
   for (std::size_t group = 0; group < tables_.size(); ++group) {
     for (std::uint32_t left = missing(group); left > 0; --left) tables_[group].Append(row, *next++);
   }
@@ -107,8 +107,8 @@ absl::Status RowPages::Fork(BatchRow parent, BatchRow child, std::uint32_t compu
   const std::uint32_t columns = CeilDiv(computed_tokens, layout_->page_size());
   QUIRE_CHECK(parent != child && end_column(child) == 0);
   QUIRE_CHECK(columns <= reserved_columns(parent));
-  fresh_.resize(rest > 0 ? tables_.size() : 0);
-  if (rest > 0) QUIRE_RETURN_IF_ERROR(pool_->Allocate(fresh_));
+  new_pages_.resize(rest > 0 ? tables_.size() : 0);
+  if (rest > 0) QUIRE_RETURN_IF_ERROR(pool_->Allocate(new_pages_));
   for (std::size_t group = 0; group < tables_.size(); ++group) {
     LookupTable& table = tables_[group];
     QUIRE_CHECK(std::min(table.first_column(parent), columns) <=
@@ -123,8 +123,8 @@ absl::Status RowPages::Fork(BatchRow parent, BatchRow child, std::uint32_t compu
       table.Append(child, page);
     }
     if (rest == 0) continue;
-    table.Append(child, fresh_[group]);
-    step_work_->QueueCopy(table.page(parent, shared), fresh_[group], rest);
+    table.Append(child, new_pages_[group]);
+    step_work_->QueueCopy(table.page(parent, shared), new_pages_[group], rest);
   }
   return absl::OkStatus();
 }
@@ -221,9 +221,9 @@ void RowPages::Schedule(const RowStep& step) {
 }
 
 std::uint32_t RowPages::reserved_columns(BatchRow row) const {
-  std::uint32_t least = tables_.front().end_column(row);
-  for (const LookupTable& table : tables_) least = std::min(least, table.end_column(row));
-  return least;
+  std::uint32_t columns = tables_.front().end_column(row);
+  for (const LookupTable& table : tables_) columns = std::min(columns, table.end_column(row));
+  return columns;
 }
 
 std::uint32_t RowPages::end_column(BatchRow row) const {

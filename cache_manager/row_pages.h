@@ -22,10 +22,10 @@ namespace quire::cache {
 //
 // Place:      above BlockPool, PrefixCache and StepWork; below FiniteProof and PrefixIndex. Knows
 //             columns and pages, not tokens.
-// Invariants: in a group without window the pages of every row begin at column 0. In no group do
-//             they begin before those in the widest group. In all groups without window they end at
-//             the same column. In all groups with window they end at the same column, which is not
-//             after the end in the other groups. See CheckIntegrity().
+// Invariants: in a group without window the pages of every row begin at column 0. In the widest
+//             group the pages of a row begin no later than in any other group. They end at the same
+//             column in all groups without window, and at the same, not later, column in all window
+//             groups. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool, the prefix cache and the step work.
 class RowPages {
@@ -59,15 +59,15 @@ class RowPages {
   std::span<const LookupTable> tables() const { return tables_; }
   // Returns the table of the group that keeps pages longest.
   const LookupTable& widest_table() const { return tables_[layout_->widest()]; }
-  // Returns the number of leading columns for which every group has, or had before a window
-  // released them, pages of the row.
+  // Returns the number of leading columns for which the row got pages in every group, including
+  // pages that windows have released since.
   std::uint32_t reserved_columns(BatchRow row) const;
   // Returns the column after the last page of any group.
   std::uint32_t end_column(BatchRow row) const;
   std::uint32_t num_pages(BatchRow row) const;
   std::uint32_t num_private_pages(BatchRow row) const;  // pages that no other row references
-  // True if the row has the column's page in every group, and each page contains the K and V of its
-  // tokens: it is not poisoned and awaits no copy.
+  // True if the row has the column's page in every group, and none of these pages is poisoned or
+  // awaits a copy.
   bool HasValidColumn(BatchRow row, std::uint32_t column) const;
   // Writes the pages of one column, by group, into `pages`. REQUIRES: all groups have a page;
   // pages.size() is the number of groups.
@@ -97,7 +97,7 @@ class RowPages {
   std::vector<LookupTable> tables_;   // by group
   std::vector<KvStepInputs> inputs_;  // by group
   std::vector<BatchRow> scheduled_;   // rows whose length is set
-  std::vector<BlockId> fresh_;        // scratch: pages allocated by the current call
+  std::vector<BlockId> new_pages_;    // scratch: pages allocated by the current call
 };
 
 }  // namespace quire::cache

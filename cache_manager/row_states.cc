@@ -11,11 +11,11 @@ namespace quire::cache {
 namespace {
 
 std::uint32_t MaxPathSnapshots(const CacheManagerOptions& options) {
-  constexpr std::uint32_t kLeast = 2;
-  const std::uint32_t others = 1 + options.max_rows;  // the null slot and one slot per row
+  constexpr std::uint32_t kMinSnapshots = 2;
+  const std::uint32_t other_slots = 1 + options.max_rows;  // the null slot and one slot per row
   const std::uint32_t snapshots =
-      options.num_state_slots - std::min(options.num_state_slots, others);
-  return std::clamp(snapshots / 2, kLeast, RowStates::kMaxPathSnapshots);
+      options.num_state_slots - std::min(options.num_state_slots, other_slots);
+  return std::clamp(snapshots / 2, kMinSnapshots, RowStates::kMaxPathSnapshots);
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ std::uint32_t RowStates::SlotsForFork(BatchRow parent) const {
   return row.source == kNullSlot && row.tokens > 0 ? 2 : 1;
 }
 
-StateSlot RowStates::Take() {
+StateSlot RowStates::TakeSlot() {
   const StateSlot slot = pool_->Allocate();
   QUIRE_CHECK(slot != kNullSlot);
   return slot;
@@ -81,7 +81,7 @@ void RowStates::SetState(NodeId node, StateSlot slot) {
   prefixes_->ThinStates(node, max_path_snapshots_);
 }
 
-void RowStates::GiveBack(StateSlot slot, bool is_in_flight) {
+void RowStates::ReleaseSlot(StateSlot slot, bool is_in_flight) {
   if (slot == kNullSlot) return;
   if (is_in_flight) {
     pool_->Quarantine(slot);
@@ -92,21 +92,21 @@ void RowStates::GiveBack(StateSlot slot, bool is_in_flight) {
 
 void RowStates::Attach(BatchRow row, const PrefixMatch& match, std::uint32_t prompt_tokens) {
   if (!is_enabled()) return;
-  Row& attached = at(row);
-  QUIRE_CHECK(attached.own == kNullSlot && (match.num_tokens > 0) == (match.state != kNullSlot));
+  Row& entry = at(row);
+  QUIRE_CHECK(entry.own == kNullSlot && (match.num_tokens > 0) == (match.state != kNullSlot));
   if (match.state != kNullSlot) {
     pool_->AddReader(match.state);
-    attached.source = match.state;
-    attached.tentative.push_back({match.state, pool_->num_uses(match.state)});
+    entry.source = match.state;
+    entry.tentative.push_back({match.state, pool_->num_uses(match.state)});
   }
-  attached.own = Take();
-  attached.tokens = match.num_tokens;
-  attached.prompt_tokens = prompt_tokens;
-  attached.left_border = match.lost_tokens > 0 ? match.num_tokens + match.lost_tokens : 0;
+  entry.own = TakeSlot();
+  entry.tokens = match.num_tokens;
+  entry.prompt_tokens = prompt_tokens;
+  entry.left_border = match.lost_tokens > 0 ? match.num_tokens + match.lost_tokens : 0;
 }
 
 void RowStates::Reserve(BatchRow row) {
-  if (SlotsForRow(row) > 0) at(row).own = Take();
+  if (SlotsForRow(row) > 0) at(row).own = TakeSlot();
 }
 
 void RowStates::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tokens) {
@@ -116,10 +116,10 @@ void RowStates::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tok
   QUIRE_CHECK(HasStateAfter(parent, computed_tokens) && to.own == kNullSlot);
   if (from.source == kNullSlot && computed_tokens > 0) {
     pool_->Freeze(from.own, computed_tokens);
-    from.source = std::exchange(from.own, Take());
+    from.source = std::exchange(from.own, TakeSlot());
   }
   if (from.source != kNullSlot) pool_->AddReader(from.source);
-  to.own = Take();
+  to.own = TakeSlot();
   to.source = from.source;
   to.tokens = computed_tokens;
   to.prompt_tokens = from.prompt_tokens;
@@ -128,12 +128,12 @@ void RowStates::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tok
 
 void RowStates::Free(BatchRow row, bool is_in_flight) {
   if (!is_enabled()) return;
-  Row& freed = at(row);
-  GiveBack(std::exchange(freed.own, kNullSlot), is_in_flight);
-  GiveBack(std::exchange(freed.snapshot, kNullSlot), is_in_flight);
-  if (freed.source != kNullSlot) pool_->DropReader(std::exchange(freed.source, kNullSlot));
-  freed.tokens = freed.prompt_tokens = freed.left_border = freed.snapshot_tokens = 0;
-  freed.tentative.clear();
+  Row& entry = at(row);
+  ReleaseSlot(std::exchange(entry.own, kNullSlot), is_in_flight);
+  ReleaseSlot(std::exchange(entry.snapshot, kNullSlot), is_in_flight);
+  if (entry.source != kNullSlot) pool_->DropReader(std::exchange(entry.source, kNullSlot));
+  entry.tokens = entry.prompt_tokens = entry.left_border = entry.snapshot_tokens = 0;
+  entry.tentative.clear();
 }
 
 bool RowStates::HasStateAfter(BatchRow row, std::uint32_t tokens) const {
@@ -147,15 +147,15 @@ bool RowStates::CanHandOver(BatchRow row, std::uint32_t tokens) const {
 }
 
 void RowStates::HandOver(BatchRow row, NodeId node, bool is_proven) {
-  Row& ended = at(row);
-  QUIRE_CHECK(CanHandOver(row, ended.tokens));
+  Row& entry = at(row);
+  QUIRE_CHECK(CanHandOver(row, entry.tokens));
   if (prefixes_->state(node) != kNullSlot) return pool_->Touch(prefixes_->state(node));
-  if (ended.source == kNullSlot) {
-    pool_->Freeze(ended.own, ended.tokens);
-    ended.source = std::exchange(ended.own, kNullSlot);
+  if (entry.source == kNullSlot) {
+    pool_->Freeze(entry.own, entry.tokens);
+    entry.source = std::exchange(entry.own, kNullSlot);
   }
-  SetState(node, ended.source);
-  if (is_proven) pool_->SetProvenFinite(ended.source);
+  SetState(node, entry.source);
+  if (is_proven) pool_->SetProvenFinite(entry.source);
 }
 
 void RowStates::PublishSnapshot(BatchRow row, NodeId node, bool is_proven) {
@@ -210,8 +210,8 @@ std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
   const std::uint32_t last = LastBorder(row);
   if (is_inside(last)) return last;
   if (interval_ == 0) return 0;
-  const std::uint32_t spaced = std::min(end, last) / interval_ * interval_;
-  return is_inside(spaced) ? spaced : 0;
+  const std::uint32_t multiple = std::min(end, last) / interval_ * interval_;
+  return is_inside(multiple) ? multiple : 0;
 }
 
 void RowStates::PrepareStep(std::span<const RowStep> rows,
@@ -222,7 +222,7 @@ void RowStates::PrepareStep(std::span<const RowStep> rows,
     Row& row = at(step.row);
     const std::uint32_t index = step.row.value();
     QUIRE_CHECK(row.own != kNullSlot && row.tokens == step.cache_length);
-    GiveBack(std::exchange(row.snapshot, kNullSlot), /*is_in_flight=*/false);
+    ReleaseSlot(std::exchange(row.snapshot, kNullSlot), /*is_in_flight=*/false);
     row.snapshot_tokens = 0;
     const StateSlot source = std::exchange(row.source, kNullSlot);
     if (source != kNullSlot) read_.push_back(source);

@@ -29,7 +29,8 @@ namespace quire::cache {
 // Place:      above StatePool and PrefixCache, below CacheManager, beside RowPages. Knows slots,
 //             positions and nodes, not tokens.
 // Invariants: a slot is written by at most one row, as its own slot or as its snapshot, and is then
-//             live. A step in flight writes no frozen slot (I15). See CheckIntegrity().
+//             live. A step in flight writes no frozen slot (I15 of docs/kv_cache.md). See
+//             CheckIntegrity().
 // Threads:    engine thread only. At most one step is in flight, because a step that is discarded
 //             would have changed the only state of a row.
 // Lifetime:   destroyed before the pool and the prefix cache.
@@ -39,9 +40,9 @@ class RowStates {
   // taken near its end. Such prompts come from chat templates that open a reasoning section at the
   // end of the prompt.
   static constexpr std::uint32_t kSlackTokens = 16;
-  // Maximum number of snapshots on the path of one history. The limit is lower, but at least 2, if
-  // the pool has slots for fewer than twice as many snapshots. Otherwise one long prompt could
-  // evict the snapshots of all other conversations.
+  // Maximum number of snapshots on the path of one history. A small pool lowers it to half of the
+  // slots that are left for snapshots, but not below 2. Otherwise one long prompt could evict the
+  // snapshots of all other conversations.
   static constexpr std::uint32_t kMaxPathSnapshots = 8;
 
   RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes);
@@ -51,7 +52,8 @@ class RowStates {
   // Returns RESOURCE_EXHAUSTED "needs N state slots, M available" if fewer than `slots` slots can
   // be allocated without evicting the snapshot `kept`, which may be the null slot.
   absl::Status CheckRoom(std::uint32_t slots, StateSlot kept) const;
-  // Return the number of slots that Attach or Reserve, and Fork, allocate.
+  // Return the number of slots to allocate in Attach or Reserve (SlotsForRow) and in Fork
+  // (SlotsForFork).
   std::uint32_t SlotsForRow(BatchRow row) const;
   std::uint32_t SlotsForFork(BatchRow parent) const;
 
@@ -126,10 +128,10 @@ class RowStates {
 
   Row& at(BatchRow row);
   const Row& at(BatchRow row) const;
-  StateSlot Take();
+  StateSlot TakeSlot();
   // Makes the slot the snapshot of `node`. Removes earlier snapshots if the path has too many.
   void SetState(NodeId node, StateSlot slot);
-  void GiveBack(StateSlot slot, bool is_in_flight);
+  void ReleaseSlot(StateSlot slot, bool is_in_flight);
   // Returns the last page end, in tokens, that a repetition of the row's prompt can use, or 0 if
   // there is none.
   std::uint32_t LastBorder(const Row& row) const;

@@ -24,7 +24,7 @@ struct PageCopy {
 // One scheduled row of the next step.
 struct RowStep {
   BatchRow row;
-  std::uint32_t cache_length = 0;  // number of tokens whose K and V are written
+  std::uint32_t cache_length = 0;  // number of tokens cached before the step
   std::uint32_t new_tokens = 0;
 };
 
@@ -85,7 +85,7 @@ class StepWork {
   std::uint64_t num_started() const { return num_started_; }
   std::uint64_t num_completed() const { return num_started_ - in_flight_.size(); }
 
-  // Adds to `holds`, which is indexed by page, the holds that copies and pins of this object own.
+  // Adds the holds of this object's copies and pins to `holds`, which is indexed by page.
   void CountHolds(std::span<std::uint32_t> holds) const;
   absl::Status CheckIntegrity() const;
 

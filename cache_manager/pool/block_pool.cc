@@ -84,10 +84,10 @@ absl::Status BlockPool::Allocate(std::span<BlockId> out) {
   }
   for (BlockId& page : out) {
     if (free_.empty()) EvictColdest();
-    Page* taken = free_.pop_front();
-    taken->requests = 1;
-    taken->is_proven_finite = false;
-    page = id(taken);
+    Page* allocated = free_.pop_front();
+    allocated->requests = 1;
+    allocated->is_proven_finite = false;
+    page = id(allocated);
   }
   return absl::OkStatus();
 }

@@ -84,8 +84,8 @@ class BlockPool {
   // Drop one request or one hold of the page. A page that loses its last reference becomes
   // quarantined if it is poisoned, cached if it has a node, and free otherwise. A page that becomes
   // cached will be evicted directly before the page `before`, or after all other cached pages if
-  // `before` is the null page. REQUIRES: DropRequest: the page has a request. DropHold: the page
-  // has a hold. `before` is cached or the null page.
+  // `before` is the null page. REQUIRES: the page has a request (DropRequest) or a hold (DropHold);
+  // `before` is cached or the null page.
   void DropRequest(BlockId page, BlockId before = kNullBlock);
   void DropHold(BlockId page, BlockId before = kNullBlock);
 

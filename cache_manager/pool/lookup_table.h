@@ -21,10 +21,10 @@ namespace quire::cache {
 // starts at any valid column stays inside its row.
 //
 // Place:      below CacheManager. Knows page ids, not their states or bytes.
-// Invariants: the assigned columns of a row are contiguous and never 0. All others are 0, so a read
-//             past the end reaches the null page. Columns before the first assigned one stand for
-//             pages that a window group has released or never had. A row without columns has length
-//             0. The addresses of the arrays never change. See CheckIntegrity().
+// Invariants: the assigned entries of a row are contiguous and not 0. All other entries are 0, so a
+//             read past the end reaches the null page. Columns before the first assigned one stand
+//             for pages that a window group has released or never had. A row without columns has
+//             length 0. The addresses of the arrays never change. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   must outlive every step that reads its arrays.
 class LookupTable {

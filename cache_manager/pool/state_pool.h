@@ -110,7 +110,8 @@ class StatePool {
   // Returns the cached slots in the order in which they would be evicted. O(cached).
   std::vector<StateSlot> EvictionOrder() const;
 
-  // Checks that lists and counts agree with the derived states (I13). O(num_slots).
+  // Checks that lists and counts agree with the derived states (I13 of docs/kv_cache.md).
+  // O(num_slots).
   absl::Status CheckIntegrity() const;
 
  private:

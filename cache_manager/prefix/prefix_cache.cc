@@ -173,7 +173,7 @@ void PrefixCache::AddStates(NodeId above, NodeId below) {
   const auto add = [this](NodeId node, bool is_branch) {
     path_states_.push_back({states_->tokens(at(node).state), node, is_branch});
   };
-  const auto continued = tokens(below);
+  const auto below_tokens = tokens(below);
   std::size_t others = at(above).children.size();
   const auto begin = static_cast<std::ptrdiff_t>(path_states_.size());
   std::uint32_t candidates = kMaxPartialCandidates;
@@ -182,8 +182,8 @@ void PrefixCache::AddStates(NodeId above, NodeId below) {
     if (child->kind != Kind::kPartial) continue;
     --candidates;
     const auto stored = tokens(id(child));
-    if (id(child) == below || stored.size() > continued.size()) continue;
-    if (!std::ranges::equal(stored, continued.first(stored.size()))) continue;
+    if (id(child) == below || stored.size() > below_tokens.size()) continue;
+    if (!std::ranges::equal(stored, below_tokens.first(stored.size()))) continue;
     add(id(child), /*is_branch=*/false);
     --others;
   }
@@ -214,16 +214,16 @@ void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
 
 std::size_t PrefixCache::FindThinnest(bool at_branches) const {
   std::size_t thinnest = 0;
-  std::uint32_t least = 0;
+  std::uint32_t least_gap = 0;
   for (std::size_t i = 2; i < path_states_.size(); ++i) {
     const PathState& state = path_states_[i];
     const bool is_first = i + 1 == path_states_.size();
     const std::uint32_t gap =
         path_states_[i - 1].tokens - (is_first ? 0 : path_states_[i + 1].tokens);
     if (state.is_branch != at_branches || !states_->is_cached(at(state.node).state)) continue;
-    if (thinnest != 0 && gap > least) continue;
+    if (thinnest != 0 && gap > least_gap) continue;
     thinnest = i;
-    least = gap;
+    least_gap = gap;
   }
   return thinnest;
 }
@@ -490,7 +490,7 @@ absl::Status PrefixCache::CheckTree() const {
   std::size_t full = 0;
   std::size_t partial = 0;
   std::size_t roots = 0;
-  std::size_t linked = 0;
+  std::size_t num_linked = 0;
   std::size_t snapshots = 0;
   for (const Node& node : nodes_) {
     if (node.kind == Kind::kUnused) continue;
@@ -511,13 +511,13 @@ absl::Status PrefixCache::CheckTree() const {
             "node ", id(child).value(), " has all its pages but follows a sibling that does not"));
       }
       has_all_pages = HasAllPages(id(child));
-      ++linked;
+      ++num_linked;
     }
   }
-  if (index_.size() != full || roots_.size() != roots || linked != full + partial ||
+  if (index_.size() != full || roots_.size() != roots || num_linked != full + partial ||
       num_nodes_ != full + partial || unused_.size() + full + partial + roots != nodes_.size()) {
     return absl::InternalError(absl::StrCat(
-        "prefix cache counts ", index_.size(), " keys, ", roots_.size(), " roots, ", linked,
+        "prefix cache counts ", index_.size(), " keys, ", roots_.size(), " roots, ", num_linked,
         " children, ", num_nodes_, " nodes and ", unused_.size(), " unused slots, but has ", full,
         " full, ", partial, " partial and ", roots, " root nodes"));
   }

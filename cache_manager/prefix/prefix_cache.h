@@ -44,8 +44,8 @@ struct PrefixCacheOptions {
 // A node exists while it owns a page or has a child.
 //
 // States. In a model with recurrent layers a node may own a snapshot: the slot with the state after
-// the node's last token. A partial child then always owns one, because it cannot be reused without
-// a snapshot.
+// the node's last token. A partial child then always owns a snapshot, because it cannot be reused
+// without one.
 //
 // Place:      above BlockPool and StatePool, below CacheManager. Knows ids of tokens, pages and
 //             slots, not sequences or memory.
@@ -60,7 +60,7 @@ struct PrefixCacheOptions {
 //      child nodes is referenced by a row or evicted later than that page.
 //   6. The index has exactly the full nodes, each under its key (page_hash.h).
 //   7. states.node(s) == n if and only if node n owns slot s. The state follows exactly the tokens
-//      of n's history (I14), and n owns a page in every group (I16).
+//      of n's history, and n owns a page in every group (I14 and I16 of docs/kv_cache.md).
 class PrefixCache {
  public:
   // Maximum number of children of a node that a search for partial matches compares.
@@ -177,14 +177,14 @@ class PrefixCache {
   enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
   struct Node {
     IntrusiveNode<Node> sibling;
-    // First the children that own all their pages, the most recently used first, then the others.
+    // Children that own all their pages come first, and the most recently used one leads them.
     IntrusiveList<Node, &Node::sibling> children;
     PageKey key;              // the scope for a root, unset for a partial child
     NodeId parent = kNoNode;  // kNoNode for a root
     std::uint32_t parent_generation = 0;
     // Incremented when the slot is reused, so that stale NodeIds are detected.
     std::uint32_t generation = 0;
-    std::uint32_t filled = 0;  // tokens: page_size, less for a partial child, 0 for a root
+    std::uint32_t filled = 0;  // tokens: page_size; fewer for a partial child; 0 for a root
     StateSlot state;           // snapshot after the last token; kNullSlot if none
     Kind kind = Kind::kUnused;
   };
@@ -203,10 +203,10 @@ class PrefixCache {
   std::size_t GroupOf(BlockId page) const;
   bool HasPages(NodeId node) const;
   bool HasAllPages(NodeId node) const;
-  // Returns the cached page directly before which `page`, which becomes cached, must be evicted. In
-  // a group without window this is the nearest cached ancestor of `page`, so that leaves are
-  // evicted first. If there is none, or if the group has a window, returns the null page: `page`
-  // will then be evicted last.
+  // Returns the cached page directly before which `page` must be evicted once it is cached. In a
+  // group without window this is the nearest cached ancestor of `page`, so that leaves are evicted
+  // first. Returns the null page if `page` must be evicted last: it has no cached ancestor, or its
+  // group has a window.
   BlockId EvictionSuccessorOf(BlockId page) const;
   // Unpublishes a cached page that the pool is about to evict.
   void Evict(BlockId page);
@@ -216,9 +216,9 @@ class PrefixCache {
   // True if the node has no children and none of its pages is referenced. Evicting the pages of
   // such a node removes the node.
   bool IsColdLeaf(NodeId node) const;
-  // `below` is a child of `above`. Appends to path_states_ the snapshots of the partial children of
-  // `above` whose tokens are a prefix of those of `below`, longest first, and then the snapshot of
-  // `above`.
+  // Appends to path_states_ the snapshots from the child `below` up to its parent `above`. First
+  // come those of partial children of `above` whose tokens are a prefix of the tokens of `below`,
+  // longest first. The snapshot of `above` is last.
   void AddStates(NodeId above, NodeId below);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;

@@ -47,15 +47,14 @@
 
 namespace quire::cache {
 
-// The coordinates of a token in a tensor map that is addressed by page. They are bounded by the
-// number of pages and the page size, not by the rows of the whole view.
+// The coordinates of a token in a tensor map that is addressed by page.
 struct KvTmaCoords {
   std::uint32_t row = 0;  // inside the page
   std::uint32_t page = 0;
   friend constexpr bool operator==(const KvTmaCoords&, const KvTmaCoords&) = default;
 };
 
-// Returns the text of an extent in a type name: its number, or "?" for a run-time field.
+// Returns the extent as type_name() writes it, "?" for a run-time field.
 inline std::string KvExtentName(std::uint32_t extent) {
   return extent == kDynamicExtent ? std::string("?") : absl::StrCat(extent);
 }
@@ -77,9 +76,9 @@ struct KvScaleMembers<T, HeadSize, Unquantized, Granularity> {
   static_assert(Granularity == 1, "a cache without scales has granularity 1");
 };
 
-// The K or V of one layer, in pages of P tokens that a lookup table names. A read-only view has a
-// const T. PageSize, heads and head size may be kDynamicExtent. R, the table width and counts are
-// always fields.
+// The K or V of one layer, in pages of P tokens that are found through a lookup table. A read-only
+// view has a const T. PageSize, heads and head size may be kDynamicExtent. R, the table width and
+// counts are always fields.
 template <typename T, typename ParamsT, std::uint32_t PageSize, typename ScaleT = Unquantized,
           std::uint32_t Granularity = 1>
 struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity> {
@@ -120,7 +119,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   static constexpr bool kRowTile = ValidTile(BN, PageSize, PairCta) &&
                                    ValidTileAlignment(BN, PageSize, Alignment);
 
-  // True if this view converts to a view of these extents, which is another type.
+  // True if this view converts to the view type with these extents. False for this type itself.
   template <typename U, std::uint32_t Heads, std::uint32_t Columns, std::uint32_t Pages,
             std::uint32_t Group>
   static constexpr bool kIsWiderView =
@@ -190,7 +189,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
     return std::int64_t{num_heads()} * head_size();
   }
-  // Return the distance between two pages of the view: R in rows, and block_stride() in elements.
+  // Distance between two pages of the view: row_stride() in rows, block_stride() in elements.
   QUIRE_HOST_DEVICE constexpr std::uint32_t row_stride() const { return rows_per_page; }
   QUIRE_HOST_DEVICE constexpr std::int64_t block_stride() const {
     return std::int64_t{rows_per_page} * row_elements();
@@ -267,8 +266,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
     return {page.offset_of(t), page_id(b, t)};
   }
 
-  // Returns the pointer to element (b, t, h, d), the first of Tile rows with stride H*D on one
-  // page. REQUIRES: t mod Tile == 0.
+  // Returns a pointer to element (b, t, h, d). The Tile rows from t on lie on one page, H*D
+  // elements apart. REQUIRES: t mod Tile == 0.
   template <std::uint32_t Tile>
   requires kPointerTile<Tile> QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t,
                                                                    std::uint32_t h,
@@ -312,7 +311,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   }
 
   // Stores Width elements unchanged. Writes nothing if the token has no page. The caller stores the
-  // scale of a quantized cache with store_scale. In a rope-aware row the elements are content.
+  // scale of a quantized cache with store_scale. In a rope-aware row, d is a content column.
   template <int Width>
   requires(kWritable&& KvWidth<Width>)
       QUIRE_HOST_DEVICE void store(std::uint32_t b, std::uint32_t h, std::uint32_t t,
@@ -340,7 +339,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::int64_t scale_row_elements() const requires kQuantized {
     return std::int64_t{num_heads()} * scale_groups();
   }
-  // Distance between two pages of scales (SBS), in scales.
+  // Distance between two pages of scales, in scales.
   QUIRE_HOST_DEVICE std::int64_t scale_block_stride() const requires kQuantized {
     return std::int64_t{scale_rows_per_page} * scale_row_elements();
   }
@@ -351,8 +350,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
         {num_scale_blocks, page_size(), num_heads(), scale_groups()},
         {scale_block_stride(), scale_row_elements(), scale_groups(), 1}};
   }
-  // Returns the page of the scales of token t. It has the id of the values' page unless the scales
-  // have their own table.
+  // Returns the page with the scales of token t. It equals page_id(b, t) unless the scales have
+  // their own lookup table.
   QUIRE_HOST_DEVICE std::uint32_t scale_page_id(std::uint32_t b,
                                                 std::uint32_t t) const requires kQuantized {
     QUIRE_DCHECK(b < batch_size);

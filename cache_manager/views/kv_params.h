@@ -44,10 +44,10 @@ struct KvExtent<kDynamicExtent> {
   QUIRE_HOST_DEVICE constexpr std::uint32_t get() const { return value; }
 };
 
-// The heads and columns of one device's share of the cache. This is a type with constants, because
+// The compile-time extents of one device's share of the cache. They are members of a type, because
 // nvcc 13.0 generates invalid host stubs for class-type template arguments. An MLA cache has one
-// head, whose row is both K and V. In a rope-aware row, RopeSize BF16 values follow content of one
-// byte per element.
+// head, whose row is both K and V. A rope-aware row is content of one byte per element, followed by
+// RopeSize BF16 values.
 template <std::uint32_t NumHeads, std::uint32_t HeadSize, bool IsMla = false,
           std::uint32_t RopeSize = 0>
 struct KVCacheStaticParams {
@@ -99,7 +99,7 @@ struct KvGeometry {
   std::int64_t scale_row_elements() const { return std::int64_t{num_heads} * scale_groups(); }
   // Number of rows of one page over K, V and all layers, without a gap after them.
   std::int64_t packed_rows() const { return std::int64_t{kv_dim} * num_layers * page_size; }
-  // Distance from one page to the next, in elements (BS) and in scales (SBS).
+  // Distance from one page to the next: block_stride() in elements, scale_block_stride() in scales.
   std::int64_t block_stride() const {
     return page_stride == kPacked ? packed_rows() * row_elements() : page_stride;
   }
@@ -129,8 +129,8 @@ struct KvGeometry {
 
   // If a field is invalid, returns INVALID_ARGUMENT with the field, its value and the limit.
   absl::Status Validate() const;
-  // Validate for a cache with one block of page_size tokens per sequence, where any page_size of at
-  // least 1 is valid.
+  // Like Validate, but for a cache with one block of page_size tokens per sequence. Any page_size
+  // of at least 1 is valid.
   absl::Status ValidateContinuous() const;
 
  private:

@@ -1,6 +1,7 @@
 #pragma once
 
-// The inputs that change from step to step. All layers of one group share them.
+// The inputs of attention kernels that change from step to step. All layers of one group share
+// them.
 
 #include <cstdint>
 

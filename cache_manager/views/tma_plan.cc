@@ -66,8 +66,8 @@ absl::Status CheckTileRows(absl::string_view builder, const TmaSource& source, s
   return absl::OkStatus();
 }
 
-absl::StatusOr<TmaPlan> ReducedTile(TmaPlan plan, const TmaSource& source, const TmaTileSpec& spec,
-                                    std::uint32_t columns) {
+absl::StatusOr<TmaPlan> FoldedTile(TmaPlan plan, const TmaSource& source, const TmaTileSpec& spec,
+                                   std::uint32_t columns) {
   const std::uint32_t e = source.element_bytes();
   const std::uint32_t box_rows = TmaBoxRows(spec.tile_rows, source.page_size);
   const std::uint32_t chunks =
@@ -161,7 +161,7 @@ absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& 
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t columns,
                          TileColumns(plan.builder, source, spec.tile_columns, spec.swizzle));
   plan.tile = {spec.tile_rows, 1, columns};
-  if (spec.fold != TmaFold::kNone) return ReducedTile(plan, source, spec, columns);
+  if (spec.fold != TmaFold::kNone) return FoldedTile(plan, source, spec, columns);
   const std::uint32_t e = source.element_bytes();
   plan.rank = 3;
   plan.extents = {source.content_size, source.num_heads, Unsigned(source.num_rows)};
@@ -296,39 +296,39 @@ absl::Status CheckTmaDevice(const Device& device, const TmaPlan& plan) {
 }
 
 absl::Status CheckTmaPlan(const TmaPlan& plan) {
-  const absl::string_view who = plan.builder;
+  const absl::string_view builder = plan.builder;
   if (plan.rank < 1 || plan.rank > kMaxTmaRank) {
-    return Refuse(who, "rank is ", plan.rank, ", it must be 1 to ", kMaxTmaRank);
+    return Refuse(builder, "rank is ", plan.rank, ", it must be 1 to ", kMaxTmaRank);
   }
   const auto base = reinterpret_cast<std::uintptr_t>(plan.base);
   if (base == 0 || base % 16 != 0) {
-    return Refuse(who, "base address ", base, " must be a nonzero multiple of 16 bytes");
+    return Refuse(builder, "base address ", base, " must be a nonzero multiple of 16 bytes");
   }
   for (std::uint32_t i = 0; i < plan.rank; ++i) {
     if (plan.extents[i] < 1 || plan.extents[i] > kMaxExtent) {
-      return Refuse(who, "extent ", i, " is ", plan.extents[i], ", it must be 1 to 2^32");
+      return Refuse(builder, "extent ", i, " is ", plan.extents[i], ", it must be 1 to 2^32");
     }
     if (plan.extents[i] > kCoordinateLimit) {
-      return Refuse(who, "extent ", i, " is ", plan.extents[i], ", it must be at most ",
+      return Refuse(builder, "extent ", i, " is ", plan.extents[i], ", it must be at most ",
                     kCoordinateLimit, ", because coordinates are signed 32-bit and a box adds 256");
     }
     if (plan.box[i] < 1 || plan.box[i] > kMaxBox) {
-      return Refuse(who, "box extent ", i, " is ", plan.box[i], ", it must be 1 to ", kMaxBox);
+      return Refuse(builder, "box extent ", i, " is ", plan.box[i], ", it must be 1 to ", kMaxBox);
     }
   }
   for (std::uint32_t i = 0; i + 1 < plan.rank; ++i) {
     if (plan.strides[i] % 16 != 0 || plan.strides[i] >= kStrideLimit) {
-      return Refuse(who, "stride of extent ", i + 1, " is ", plan.strides[i],
+      return Refuse(builder, "stride of extent ", i + 1, " is ", plan.strides[i],
                     " bytes, it must be a multiple of 16 below 2^40");
     }
   }
   const std::int64_t row = plan.box[0] * DTypeSize(plan.dtype);
   if (row == 0 || row % 16 != 0) {
-    return Refuse(who, "a box row is ", row, " bytes, it must be a multiple of 16");
+    return Refuse(builder, "a box row is ", row, " bytes, it must be a multiple of 16");
   }
   const std::int64_t span = 16 << static_cast<int>(plan.swizzle);
   if (plan.swizzle != TmaSwizzle::kNone && row > span) {
-    return Refuse(who, "a box row is ", row, " bytes, it must be at most ", span,
+    return Refuse(builder, "a box row is ", row, " bytes, it must be at most ", span,
                   ", the span of the swizzle");
   }
   return absl::OkStatus();

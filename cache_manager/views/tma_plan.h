@@ -65,12 +65,12 @@ constexpr std::uint32_t TmaFoldChunks(std::uint32_t element_bytes, TmaFold fold,
                                       std::uint32_t tile_columns, std::uint32_t head_size,
                                       std::uint32_t box_rows, std::uint32_t tile_rows) {
   const std::uint32_t unit = TmaUnit(element_bytes, TmaSwizzle::k128B);
-  const bool whole =
+  const bool has_whole_chunks =
       tile_columns % unit == 0 && tile_columns >= 2 * unit && head_size % tile_columns == 0;
-  const bool placed = fold == TmaFold::kRows   ? box_rows % 8 == 0
-                      : fold == TmaFold::kTile ? box_rows == tile_rows
-                                               : false;
-  return whole && placed ? tile_columns / unit : 1;
+  const bool has_whole_rows = fold == TmaFold::kRows   ? box_rows % 8 == 0
+                              : fold == TmaFold::kTile ? box_rows == tile_rows
+                                                       : false;
+  return has_whole_chunks && has_whole_rows ? tile_columns / unit : 1;
 }
 // Returns the swizzled offset of byte `offset` of a box. Both offsets start at the same 1024-byte
 // aligned address.
@@ -188,7 +188,7 @@ absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& 
 // in page, page). The map is bounded by the pages instead of the rows of the whole view.
 absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileSpec& spec);
 
-// Plans loads or stores of the first n of tile_rows rows from row `start` on. The coordinates are
+// Plans loads or stores of n <= tile_rows rows from row `start` on. The coordinates are
 // (column, tile_rows - n, (start + n) * H + head), so rows from n on are outside extent 1. The
 // extents {D, tile_rows, H * (rows + 1)} have strides that overlap on purpose. The base is
 // tile_rows rows before the first row, in memory that must be mapped (kGuardRows).

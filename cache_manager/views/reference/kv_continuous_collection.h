@@ -3,8 +3,8 @@
 // All layers of a cache that keeps each sequence in one block: the collection of
 // ContinuousBatchingKVCache views.
 //
-// No request uses it. It exists because the reference API has it, and because tests compare the
-// paged cache with it.
+// No request uses it. It exists because the reference API (Modular MAX) has it, and because tests
+// compare the paged cache with it.
 //
 // Place, invariants, threads and lifetime are those of kv_cache_collection.h.
 

@@ -3,8 +3,8 @@
 // A view of a cache that keeps each sequence in one block of consecutive tokens. It is never
 // quantized and takes no part in prefix caching.
 //
-// No request uses it. It exists because the reference API has it, and because tests use it as the
-// contiguous oracle of the paged cache.
+// No request uses it. It exists because the reference API (Modular MAX) has it, and because tests
+// compare the paged cache with it.
 //
 //   row(b, t)           = lut[b] * R + t        R = rows between two blocks of one view
 //   element(b, t, h, d) = base + row * H*D + h*D + d
@@ -133,7 +133,7 @@ struct ContinuousBatchingKVCache {
     QUIRE_DCHECK(h < num_heads());
     return h * head_size();
   }
-  // Returns the encoded index, which is a row of this cache already, or -1 if it is negative.
+  // Returns the encoded index, or -1 if it is negative. An encoded index of this cache is a row.
   QUIRE_HOST_DEVICE std::int32_t get_tma_row(std::int32_t encoded) const {
     return encoded < 0 ? -1 : encoded;
   }
@@ -151,7 +151,7 @@ struct ContinuousBatchingKVCache {
     return {row_idx(b, t), 0};
   }
 
-  // Returns the pointer to element (b, t, h, d), the first of Tile rows with stride H*D.
+  // Returns a pointer to element (b, t, h, d). The Tile rows from t on are H*D elements apart.
   // REQUIRES: t + Tile <= max_block_tokens.
   template <std::uint32_t Tile>
   requires kPointerTile<Tile> QUIRE_HOST_DEVICE T* block_paged_ptr(std::uint32_t b, std::uint32_t t,

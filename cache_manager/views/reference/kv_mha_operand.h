@@ -3,11 +3,11 @@
 // Operands of attention: one set of members to read keys or values from a cache, from the scales of
 // a cache, or from a plain tensor. An operand adds no state to the object that it wraps.
 //
-// No request uses operands; the kernels read views. They exist because the reference API has them,
-// and tests check that the views agree with them.
+// No request uses operands, because the kernels read views. Operands exist because the reference
+// API (Modular MAX) has them. Tests check that the views agree with them.
 //
-// Every member of an operand takes (b, t, h, d). kv_cache_view.h has the orders of the cache's
-// members.
+// Every member of an operand takes (b, t, h, d). Members of a cache have two orders of arguments
+// (kv_cache_view.h).
 //
 // Place:      between the views and the attention kernels.
 // Invariants: those of the wrapped object.

@@ -1,7 +1,7 @@
 #pragma once
 
 // Sources of TMA plans (tma_plan.h) for the continuous cache and the attention operands. They exist
-// because the reference API has builders for these types; no request uses them.
+// because the reference API (Modular MAX) has builders for these types. No request uses them.
 
 #include <type_traits>
 
