@@ -54,7 +54,7 @@ enum class JsonWhitespace : std::uint8_t {
 // The treatment of schema keywords that cannot be enforced exactly.
 enum class UnenforcedPolicy : std::uint8_t {
   kRefuse,    // the constraint is rejected
-  kAnnotate,  // they are ignored, and CompiledConstraint::unenforced() lists them
+  kAnnotate,  // the keywords are ignored and listed in CompiledConstraint::unenforced()
 };
 
 struct ConstraintTag {
@@ -85,11 +85,10 @@ struct ConstraintSpec {
   const text::ToolFormat* tool_format = nullptr;
   bool opens_reasoning = false;
   bool calls_are_optional = false;
-  // With tool_format. starts_after_reasoning: the constraint begins after the reasoning section.
-  // start_depends_on_prompt: before compilation, ResolveConstraint sets starts_after_reasoning to
-  // false if the output cannot contain reasoning after this prompt. It always resets
-  // start_depends_on_prompt.
+  // With tool_format: the constraint begins after the reasoning section.
   bool starts_after_reasoning = false;
+  // ResolveConstraint clears this flag before compilation. If the output cannot contain reasoning
+  // after this prompt, it also clears starts_after_reasoning.
   bool start_depends_on_prompt = false;
 
   std::int64_t InputBytes() const;  // total size of the client's texts in the spec
@@ -101,9 +100,8 @@ constexpr std::uint32_t MaskWords(std::uint32_t vocab_size) {
   return (vocab_size + 31) / 32;
 }
 
-// Summary of a mask. If may_end and not may_continue, the choice ends without another token. If
-// neither is set, no token is allowed, which only happens if the vocabulary cannot spell the
-// language.
+// Summary of a mask. If only may_end is set, the choice ends without another token. If neither is
+// set, no token is allowed. This only happens if the vocabulary cannot spell any continuation.
 struct MaskSummary {
   bool may_end = false;       // the text so far is in the language
   bool may_continue = false;  // a token that is not an end token is allowed
@@ -115,10 +113,10 @@ class ConstraintMatcher {
   virtual ~ConstraintMatcher() = default;
 
   // Advances by one token. An end token is accepted where the text may end, and no token is
-  // accepted after it. Errors: INVALID_ARGUMENT for a token that the mask excludes, which leaves
-  // the state unchanged; RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, when the state or the
-  // work for the token exceeds its limit. The state and the work grow with the number of ways to
-  // parse the accepted tokens. After RESOURCE_EXHAUSTED, all later calls fail as well.
+  // accepted after it. If the mask excludes the token, returns INVALID_ARGUMENT and leaves the
+  // state unchanged. If the token needs too many parser states or steps (GrammarLimits), returns
+  // RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, and all later calls fail as well. Both
+  // numbers grow with the number of ways to parse the accepted tokens.
   virtual absl::Status Accept(std::int32_t token) = 0;
 
   // Writes the mask of the next token. Errors: RESOURCE_EXHAUSTED as in Accept. REQUIRES:

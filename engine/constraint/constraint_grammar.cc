@@ -79,7 +79,7 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
 absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
                                           GrammarText* grammar,
                                           std::vector<std::string>* unenforced) {
-  const auto named = [&](absl::StatusOr<Expression> written) -> absl::StatusOr<Expression> {
+  const auto with_kind = [&](absl::StatusOr<Expression> written) -> absl::StatusOr<Expression> {
     if (written.ok()) return written;
     return Bad(spec.kind, written.status().message());
   };
@@ -94,7 +94,7 @@ absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::stri
       return WriteRegex(*regex, Spelling::kPlain, grammar);
     }
     case ConstraintKind::kGrammar:
-      return named(WriteGbnf(spec.text, grammar));
+      return with_kind(WriteGbnf(spec.text, grammar));
     case ConstraintKind::kChoice:
       return WriteChoice(spec.choices);
     case ConstraintKind::kStructuralTags:
@@ -110,11 +110,11 @@ absl::Status WithTagField(const absl::Status& status, absl::string_view field,
   const auto reason = GetErrorReason(status);
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat("constraint.", kind, ": "));
-  absl::Status named(status.code(), absl::StrCat(field, ": ", message));
-  if (!reason) return BadConstraint("compile", named.message());
+  absl::Status with_field(status.code(), absl::StrCat(field, ": ", message));
+  if (!reason) return BadConstraint("compile", with_field.message());
   std::vector<std::pair<std::string, std::string>> metadata = reason->metadata;
   metadata.emplace_back("field", field);
-  return WithReason(std::move(named), reason->reason, metadata);
+  return WithReason(std::move(with_field), reason->reason, metadata);
 }
 
 // Writes the arguments of a tool, for a tool format in which they are not JSON.

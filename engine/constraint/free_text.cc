@@ -73,9 +73,9 @@ void WriteFreeText(const std::vector<FreeTextEnd>& ends, const std::vector<Expre
     std::vector<Expression> options = token_ends;
     if (may_end) options.push_back(GrammarText::Empty());
     std::map<GrammarText::Rule, std::vector<CodePoints::Range>> moves;
-    std::vector<CodePoints::Range> moving;
+    std::vector<CodePoints::Range> move_chars;
     for (const auto& [c, target] : state.moves) {
-      moving.emplace_back(c, c);
+      move_chars.emplace_back(c, c);
       const State& next = states[target];
       if (next.matches.empty()) moves[next.rule].emplace_back(c, c);
       const bool is_banned = std::ranges::any_of(
@@ -86,7 +86,7 @@ void WriteFreeText(const std::vector<FreeTextEnd>& ends, const std::vector<Expre
         options.push_back(GrammarText::Sequence({last, *ends[end].next}));
       }
     }
-    const CodePoints rest = CodePoints(std::move(moving)).Complement();
+    const CodePoints rest = CodePoints(std::move(move_chars)).Complement();
     options.push_back(GrammarText::Sequence(
         {grammar->Character(rest, Spelling::kPlain), GrammarText::Reference(start)}));
     for (const auto& [rule, set] : moves) {

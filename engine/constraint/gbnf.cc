@@ -166,8 +166,8 @@ class GbnfParser {
       bool optional = false;
       QUIRE_ASSIGN_OR_RETURN(Expression repeated, ParseCount(element, &optional));
       parts.push_back(std::move(repeated));
-      // A group with several alternatives does not need the rules of any single one. It is
-      // therefore recorded as a rule of its own, under a name that no rule of the grammar can have.
+      // A group with several alternatives does not need the rules of any single alternative. The
+      // group is therefore recorded as a rule with a name that the grammar cannot contain.
       if (optional || ways.empty()) continue;
       if (ways.size() == 1) {
         needs->insert(ways[0].begin(), ways[0].end());
@@ -311,12 +311,12 @@ class GbnfParser {
       std::size_t missing;  // number of needed rules that are not known to match a text yet
     };
     std::vector<Way> ways;
-    // Alternatives by the rules that they need.
+    // For each rule, the indices of the alternatives that need it.
     std::map<std::string, std::vector<std::size_t>> ways_with;
-    std::set<std::string> fertile;
-    std::vector<const std::string*> found;
+    std::set<std::string> matchable;
+    std::vector<const std::string*> pending;
     const auto add = [&](const std::string& name) {
-      if (fertile.insert(name).second) found.push_back(&name);
+      if (matchable.insert(name).second) pending.push_back(&name);
     };
     for (const auto& [name, rule] : rules_) {
       for (const std::set<std::string>& way : rule.ways) {
@@ -325,15 +325,15 @@ class GbnfParser {
         if (way.empty()) add(name);
       }
     }
-    while (!found.empty()) {
-      const std::string& name = *found.back();
-      found.pop_back();
+    while (!pending.empty()) {
+      const std::string& name = *pending.back();
+      pending.pop_back();
       for (const std::size_t way : ways_with[name]) {
         if (--ways[way].missing == 0) add(*ways[way].rule);
       }
     }
     for (const auto& [name, rule] : rules_) {
-      if (!fertile.contains(name)) return &name;
+      if (!matchable.contains(name)) return &name;
     }
     return nullptr;
   }

@@ -28,9 +28,9 @@ void LogMessageImpl(const std::string&, int, int, const std::string&) {}
 
 // The counters that the patched library updates (cmake/xgrammar/quire_counters.inc): steps, bytes
 // of precomputed masks, stored parser states, and nesting of repetitions.
-extern __thread std::int64_t steps_until_asked;
-__thread std::int64_t steps_until_asked = 0;
-void AskForSteps();
+extern __thread std::int64_t granted_steps;
+__thread std::int64_t granted_steps = 0;
+void RequestSteps();
 void CountMaskBytes(std::size_t bytes);
 void CountStates(std::size_t states);
 void CountNesting(int levels);  // negative when nesting decreases
@@ -63,7 +63,7 @@ constexpr std::int64_t kMaxNesting = 1000;
 
 // Number of steps after which a call checks for a stop request and yields the processor; about 0.15
 // ms.
-constexpr std::int64_t kStepsUntilAsked = 1 << 13;
+constexpr std::int64_t kStepsPerGrant = 1 << 13;
 
 thread_local LibraryBudget library_budget;  // budget of the current call on this thread
 
@@ -78,10 +78,10 @@ class BudgetScope {
  public:
   explicit BudgetScope(LibraryBudget* budget) : budget_(*budget) {
     library_budget = *budget;
-    xgrammar::steps_until_asked = 0;
+    xgrammar::granted_steps = 0;
   }
   ~BudgetScope() {
-    library_budget.steps.left += std::exchange(xgrammar::steps_until_asked, 0);
+    library_budget.steps.left += std::exchange(xgrammar::granted_steps, 0);
     budget_ = std::exchange(library_budget, LibraryBudget{});
   }
   BudgetScope(const BudgetScope&) = delete;
@@ -109,16 +109,16 @@ void GrantSteps() {
     YieldAtLowPriority();
   }
   Allowance& steps = library_budget.steps;
-  TakeFrom(&steps, -xgrammar::steps_until_asked, "steps");
-  xgrammar::steps_until_asked = std::min(kStepsUntilAsked, steps.left);
-  steps.left -= xgrammar::steps_until_asked;
+  TakeFrom(&steps, -xgrammar::granted_steps, "steps");
+  xgrammar::granted_steps = std::min(kStepsPerGrant, steps.left);
+  steps.left -= xgrammar::granted_steps;
 }
 
 // Runs a call of the library and converts exceptions to a Status.
 template <typename Call>
 absl::Status CatchErrors(LibraryBudget* budget, const Call& call) {
   try {
-    const BudgetScope in_force(budget);
+    const BudgetScope scope(budget);
     call();
     return absl::OkStatus();
   } catch (const OverBudget& over) {
@@ -317,7 +317,7 @@ class GrammarLibrary::Impl {
           std::make_shared<XgrammarConstraint>(compiler_.CompileGrammar(std::string(grammar)),
                                                limits_, vocab_size_, std::move(unenforced));
     }));
-    // Every output creates a matcher. A constraint for which this exceeds the limit is rejected
+    // Every output creates a matcher. If creating one exceeds the limit, the constraint is rejected
     // now.
     budget.steps = {limits_.token_steps};
     QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] { constraint->NewMatcher({}); }));
@@ -364,7 +364,7 @@ absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compil
 
 namespace xgrammar {
 
-void AskForSteps() {
+void RequestSteps() {
   quire::engine::GrantSteps();
 }
 

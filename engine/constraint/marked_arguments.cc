@@ -92,7 +92,7 @@ class MarkedWriter {
         }
         if (!spec_.document.HasValue(property.schema)) continue;  // it is not required either
         arguments.push_back({.property = &property, .is_string = false, .value = {}});
-        QUIRE_RETURN_IF_ERROR(Read(declared.at(property.name), &arguments.back()));
+        QUIRE_RETURN_IF_ERROR(PrepareValue(declared.at(property.name), &arguments.back()));
       }
     }
     WriteValues(&arguments);
@@ -115,7 +115,7 @@ class MarkedWriter {
 
   // Writes the value of a string argument. For other arguments, checks that their values can be
   // written.
-  absl::Status Read(const ordered_json& schema, Argument* argument) {
+  absl::Status PrepareValue(const ordered_json& schema, Argument* argument) {
     const std::string& key = argument->property->name;
     const std::string pointer = absl::StrCat("/properties", PointerStep(key));
     const bool is_word = !key.empty() && std::ranges::all_of(key, [](unsigned char c) {
@@ -286,8 +286,8 @@ class MarkedWriter {
 
   // Writes free text up to its closing marker.
   Expression FreeString() {
-    Expression& kept = grammar_.CachedExpression("string in tags");
-    if (!kept.empty()) return kept;
+    Expression& cached = grammar_.CachedExpression("string in tags");
+    if (!cached.empty()) return cached;
     std::vector<FreeTextEnd> ends = {
         {.text = std::string(writing_.value_end), .next = GrammarText::Empty()}};
     if (!writing_.forbidden_in_value.empty()) {
@@ -301,8 +301,8 @@ class MarkedWriter {
     }
     const GrammarText::Rule start = grammar_.Reserve();
     WriteFreeText(ends, token_ends, /*may_end=*/false, start, &grammar_);
-    kept = GrammarText::Reference(start);
-    return kept;
+    cached = GrammarText::Reference(start);
+    return cached;
   }
 
   const ordered_json& schema_;

@@ -32,7 +32,7 @@ std::int64_t PowerOfTen(std::int32_t exponent) {
 }
 
 // Returns nullopt when the value exceeds a limit of MultipleOf.
-std::optional<MultipleOf> Reduced(std::int64_t units, std::int32_t places) {
+std::optional<MultipleOf> Reduce(std::int64_t units, std::int32_t places) {
   while (places > 0 && units % 10 == 0) {
     units /= 10;
     --places;
@@ -45,8 +45,8 @@ enum class Phase : std::uint8_t { kStart, kMinus, kWhole, kPoint, kFraction };
 
 // Result of comparing the digits read so far with the same number of digits of a bound.
 struct Comparison {
-  // Number of digits read of the current part, which is the whole part or the fraction. The count
-  // stops growing once the bound has no more digits in this part.
+  // Number of digits read of the current part (whole part or fraction). The count stops growing
+  // once the bound has no more digits in this part.
   std::int32_t digits = 0;
   std::int32_t order = 0;  // less than, equal to or greater than zero
 
@@ -129,8 +129,8 @@ std::optional<Side> SideOf(const NumberRange& range, bool negative) {
 // Minimizes with Moore's algorithm: splits classes of states until all states of a class have
 // transitions to the same classes and agree on acceptance. Classes are numbered in the order of
 // their first states. Returns nullopt when the steps run out.
-std::optional<std::vector<std::int32_t>> ClassesOf(const std::vector<AutomatonState>& states,
-                                                   std::int64_t* steps) {
+std::optional<std::vector<std::int32_t>> FindClasses(const std::vector<AutomatonState>& states,
+                                                     std::int64_t* steps) {
   constexpr std::size_t kAccepts = NumberAutomaton::kNumSymbols, kOwn = kAccepts + 1;
   std::vector<std::int32_t> classes(states.size(), 0);
   for (std::size_t count = 0;;) {
@@ -154,8 +154,8 @@ std::optional<std::vector<std::int32_t>> ClassesOf(const std::vector<AutomatonSt
 }
 
 // Returns the automaton with one state per class.
-NumberAutomaton Merged(const std::vector<AutomatonState>& states,
-                       const std::vector<std::int32_t>& classes) {
+NumberAutomaton MergeClasses(const std::vector<AutomatonState>& states,
+                             const std::vector<std::int32_t>& classes) {
   NumberAutomaton merged;
   for (std::size_t at = 0; at < states.size(); ++at) {
     const auto own = static_cast<std::size_t>(classes[at]);
@@ -181,8 +181,8 @@ std::optional<NumberAutomaton> ResiduesOf(std::int64_t units, std::int64_t* step
           static_cast<std::int32_t>((residue * 10 + digit) % units);
     }
   }
-  const auto classes = ClassesOf(states, steps);
-  return classes ? std::optional(Merged(states, *classes)) : std::nullopt;
+  const auto classes = FindClasses(states, steps);
+  return classes ? std::optional(MergeClasses(states, *classes)) : std::nullopt;
 }
 
 class MultiplesBuilder {
@@ -207,9 +207,9 @@ class MultiplesBuilder {
       automaton_.states.push_back(edges);
     }
     RemoveDeadEnds();
-    const auto classes = ClassesOf(automaton_.states, &steps_);
+    const auto classes = FindClasses(automaton_.states, &steps_);
     if (!classes) return std::nullopt;
-    NumberAutomaton minimal = Merged(automaton_.states, *classes);
+    NumberAutomaton minimal = MergeClasses(automaton_.states, *classes);
     if (minimal.states.size() > NumberAutomaton::kMaxStates) return std::nullopt;
     return minimal;
   }
@@ -348,7 +348,7 @@ std::optional<MultipleOf> MultipleOf::Parse(const Decimal& divisor) {
   if (divisor.negative || digits.size() > 18 || !absl::SimpleAtoi(digits, &units) || units == 0) {
     return std::nullopt;
   }
-  return Reduced(units, static_cast<std::int32_t>(divisor.fraction.size()));
+  return Reduce(units, static_cast<std::int32_t>(divisor.fraction.size()));
 }
 
 bool MultipleOf::Contains(const Decimal& value) const {
@@ -366,15 +366,15 @@ MultipleOf MultipleOf::Integers() const {
 }
 
 std::optional<MultipleOf> MultipleOf::Intersect(const MultipleOf& other) const {
-  // The product may exceed kMaxUnits by a factor of 10^kMaxPlaces, because Reduced removes trailing
+  // The product may exceed kMaxUnits by a factor of 10^kMaxPlaces, because Reduce removes trailing
   // zeros.
-  constexpr std::int64_t kMost = kMaxUnits * 1'000'000'000;
-  const std::int32_t most = std::max(places, other.places);
-  const std::int64_t own = units * PowerOfTen(most - places);
-  const std::int64_t its = other.units * PowerOfTen(most - other.places);
+  constexpr std::int64_t kMaxProduct = kMaxUnits * 1'000'000'000;
+  const std::int32_t max_places = std::max(places, other.places);
+  const std::int64_t own = units * PowerOfTen(max_places - places);
+  const std::int64_t its = other.units * PowerOfTen(max_places - other.places);
   const std::int64_t factor = own / std::gcd(own, its);
-  if (factor > kMost / its) return std::nullopt;
-  return Reduced(factor * its, most);
+  if (factor > kMaxProduct / its) return std::nullopt;
+  return Reduce(factor * its, max_places);
 }
 
 std::optional<NumberAutomaton> MultiplesWithin(const MultipleOf& multiple, const NumberRange& range,

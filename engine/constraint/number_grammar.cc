@@ -83,9 +83,9 @@ std::optional<Expression> NaturalsWithin(const std::string& low,
   const std::size_t last = high ? high->size() : low.size();
   for (std::size_t count = low.size(); count <= last; ++count) {
     // Numbers of more than one digit start at 10..., because there are no leading zeros.
-    std::string least(count, '0');
-    if (count > 1) least[0] = '1';
-    const std::string& from = count == low.size() ? low : least;
+    std::string smallest(count, '0');
+    if (count > 1) smallest[0] = '1';
+    const std::string& from = count == low.size() ? low : smallest;
     const std::optional<absl::string_view> to =
         high && count == high->size() ? std::optional<absl::string_view>(*high) : std::nullopt;
     if (const auto option = SameLength(from, to, count)) options.push_back(*option);
@@ -222,7 +222,7 @@ std::optional<Expression> CutAtZero(const NumberRange& range, const Within& with
   const Bound zero{.value = {.whole = "0", .fraction = ""}};
   std::vector<Expression> options;
   if (!range.low || range.low->value.negative) {
-    // Magnitudes above 0, or from the magnitude of the high bound on.
+    // The magnitudes start above 0, or at the magnitude of a negative high bound.
     Bound from = zero;
     from.exclusive = true;
     if (range.high && range.high->value.negative) {

@@ -175,16 +175,16 @@ class Parser {
     }
   }
 
-  // Returns the characters that match one of `written` under the current flags. With `negated` the
-  // caller complements the set, so the set must then be complete.
-  absl::StatusOr<CodePoints> CaseVariants(std::size_t start, const CodePoints& written,
+  // Returns the characters that match one of `chars` under the current flags. With `negated`, also
+  // returns the non-ASCII variants of s and k, because the caller complements the set.
+  absl::StatusOr<CodePoints> CaseVariants(std::size_t start, const CodePoints& chars,
                                           bool negated) const {
-    if (!ignores_case_) return written;
-    if (!written.Intersect(kCased).empty()) {
-      return ErrorAt(start, "letters beyond ASCII are not supported if case is ignored");
+    if (!ignores_case_) return chars;
+    if (!chars.Intersect(kCased).empty()) {
+      return ErrorAt(start, "non-ASCII letters are not supported with the flag i");
     }
-    CodePoints variants = written;
-    for (const auto& [first, last] : written.ranges()) {
+    CodePoints variants = chars;
+    for (const auto& [first, last] : chars.ranges()) {
       for (char32_t c = first; c <= std::min<char32_t>(last, 0x7F); ++c) {
         const char32_t lower = c | 0x20;
         if (lower < 'a' || lower > 'z' || c < 'A') continue;
@@ -212,7 +212,7 @@ class Parser {
   // the alternatives of the group.
   absl::StatusOr<std::vector<AnchoredSequence>> ParseAlternative(int depth) {
     AnchoredSequence here;
-    // A group with anchors, next to which only other anchors are allowed.
+    // A group with anchors. Only other anchors are allowed next to it.
     std::vector<AnchoredSequence> group;
     while (!AtEnd() && Peek() != '|' && Peek() != ')') {
       const std::size_t start = at_;
@@ -538,8 +538,7 @@ std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& 
     case Regex::Kind::kRepeat: {
       std::set<std::size_t> at = starts;
       std::int64_t count = 0;
-      // Without a new end, more repetitions add nothing, so the count is at most the length of the
-      // text.
+      // The loops stop when a repetition adds no new end, so `count` is at most the text length.
       for (; count < regex.min && !at.empty(); ++count) {
         std::set<std::size_t> next = EndsFrom(regex.parts[0], text, at, steps);
         if (next == at) break;
@@ -636,13 +635,13 @@ TextLength LengthOf(const Regex& regex) {
 
 namespace {
 
-std::optional<Regex> SequenceWithoutFirst(const Regex& regex, const CodePoints& taken,
+std::optional<Regex> SequenceWithoutFirst(const Regex& regex, const CodePoints& excluded,
                                           bool may_be_empty) {
   constexpr std::size_t kMaxEmptyParts = 16;  // each part copies the parts after it
   std::vector<Regex> options;
   std::size_t at = 0;
   for (; at < regex.parts.size() && at < kMaxEmptyParts; ++at) {
-    if (auto first = ExcludeFirst(regex.parts[at], taken, /*may_be_empty=*/false)) {
+    if (auto first = ExcludeFirst(regex.parts[at], excluded, /*may_be_empty=*/false)) {
       std::vector<Regex> parts = {*std::move(first)};
       parts.insert(parts.end(), regex.parts.begin() + static_cast<std::ptrdiff_t>(at) + 1,
                    regex.parts.end());
@@ -656,14 +655,14 @@ std::optional<Regex> SequenceWithoutFirst(const Regex& regex, const CodePoints& 
   return MakeRegex(Regex::Kind::kChoice, std::move(options));
 }
 
-std::optional<Regex> RepeatWithoutFirst(const Regex& regex, const CodePoints& taken,
+std::optional<Regex> RepeatWithoutFirst(const Regex& regex, const CodePoints& excluded,
                                         bool may_be_empty) {
   const Regex& body = regex.parts[0];
   std::vector<Regex> options;
   if (may_be_empty && LengthOf(regex).min == 0)
     options.push_back(MakeRegex(Regex::Kind::kSequence, {}));
   std::optional<Regex> first;
-  if (regex.max != 0) first = ExcludeFirst(body, taken, /*may_be_empty=*/false);
+  if (regex.max != 0) first = ExcludeFirst(body, excluded, /*may_be_empty=*/false);
   Regex rest = regex;
   rest.min = std::max<std::int64_t>(regex.min - 1, 0);
   if (regex.max) rest.max = *regex.max - 1;
@@ -680,23 +679,24 @@ std::optional<Regex> RepeatWithoutFirst(const Regex& regex, const CodePoints& ta
 
 }  // namespace
 
-std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty) {
+std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& excluded,
+                                  bool may_be_empty) {
   switch (regex.kind) {
     case Regex::Kind::kCharacter: {
-      CodePoints others = regex.set.Minus(taken);
+      CodePoints others = regex.set.Minus(excluded);
       if (others.empty()) return std::nullopt;
       return Character(std::move(others));
     }
     case Regex::Kind::kSequence:
-      return SequenceWithoutFirst(regex, taken, may_be_empty);
+      return SequenceWithoutFirst(regex, excluded, may_be_empty);
     case Regex::Kind::kRepeat:
-      return RepeatWithoutFirst(regex, taken, may_be_empty);
+      return RepeatWithoutFirst(regex, excluded, may_be_empty);
     case Regex::Kind::kChoice:
       break;
   }
   std::vector<Regex> options;
   for (const Regex& part : regex.parts) {
-    if (auto others = ExcludeFirst(part, taken, may_be_empty)) {
+    if (auto others = ExcludeFirst(part, excluded, may_be_empty)) {
       options.push_back(*std::move(others));
     }
   }

@@ -7,8 +7,8 @@
 //             above grammar_text.
 // Invariants: unsupported syntax is rejected with its position in characters: \b, look-around,
 //             back-references, \p, anchors inside an expression, flags other than i. Laziness and
-//             group names are ignored, because they do not affect the language. If case is ignored,
-//             letters match as in ASCII, and other letters with a case are rejected.
+//             group names are ignored, because they do not affect the language. With the flag i,
+//             ASCII letters match in either case, and other letters that have a case are rejected.
 // Threads:    pure functions.
 
 #include <cstdint>
@@ -56,11 +56,12 @@ struct TextLength {
 };
 TextLength LengthOf(const Regex& regex);
 
-// Returns an expression for those matches of `regex` that do not begin with a character of `taken`.
-// The result matches "" if `regex` does and `may_be_empty` is set. If many leading parts can
-// be empty, matches that begin with a later part are excluded too. Returns nullopt if no match
+// Returns an expression for those matches of `regex` whose first character is not in `excluded`.
+// The result matches "" if `regex` does and `may_be_empty` is set. If many leading parts can be
+// empty, matches that begin with a later part are excluded too. Returns nullopt if no match
 // remains.
-std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& taken, bool may_be_empty);
+std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& excluded,
+                                  bool may_be_empty);
 
 // Returns whether the expression matches the whole text. Subtracts the used steps from `steps`;
 // their number is about the product of the sizes of expression and text. Returns nullopt if the

@@ -132,9 +132,9 @@ absl::StatusOr<std::unique_ptr<SchemaDocument>> SchemaDocument::Parse(absl::stri
   if (json.is_object()) {
     if (const auto dialect = json.find("$schema"); dialect != json.end()) {
       const std::string name = dialect->is_string() ? dialect->get<std::string>() : "";
-      document->references_stand_alone_ = absl::StrContains(name, "draft-04") ||
-                                          absl::StrContains(name, "draft-06") ||
-                                          absl::StrContains(name, "draft-07");
+      document->ignores_ref_siblings_ = absl::StrContains(name, "draft-04") ||
+                                        absl::StrContains(name, "draft-06") ||
+                                        absl::StrContains(name, "draft-07");
     }
     for (const char* key : {"$id", "id"}) {
       if (const auto id = json.find(key); id != json.end() && id->is_string()) {
@@ -492,7 +492,7 @@ bool SchemaDocument::AddValues(SchemaId id, std::size_t max,
     if (shape.boolean && !(add(false) && add(true))) return false;
     if (!shape.number) continue;
     const NumberRange& range = shape.number->range;
-    // Only small integers, so that sums and differences of bounds do not overflow.
+    // Bounds have few digits, so that their sums and differences do not overflow.
     const auto is_small = [](const std::optional<Bound>& bound) {
       return bound && bound->value.whole.size() <= 15;
     };
@@ -606,7 +606,7 @@ bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b,
 void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Node*>& branches) {
   const auto leave_out = [&](std::size_t i, std::size_t j) {
     LeaveOut(node, "oneOf",
-             absl::StrCat("a value may match both ", i, " and ", j,
+             absl::StrCat("a value may match both branch ", i, " and branch ", j,
                           "; write anyOf, or distinguish them by a required property with const"));
   };
   const bool was_incomplete = std::exchange(is_incomplete_, false);

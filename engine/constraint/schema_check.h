@@ -1,10 +1,9 @@
 #pragma once
 
 // Reads a JSON Schema into shapes that a grammar can enforce exactly, or reports why it cannot.
-// Every keyword is enforced, rewritten, an annotation, or a reason to reject the schema
+// Every keyword is enforced, rewritten, ignored as an annotation, or rejected
 // (docs/structured_output.md has the table). With UnenforcedPolicy::kAnnotate, keywords that cannot
-// be enforced are ignored and listed instead; exceeded limits and malformed keywords are still
-// errors.
+// be enforced are ignored and listed. Exceeded limits and malformed keywords are still errors.
 //
 // Place:      above regex and number_grammar; below schema_grammar, which writes the shapes.
 // Invariants: a SchemaId identifies an intersection: a list of nodes of the document, all of which
@@ -204,12 +203,12 @@ class SchemaDocument {
   void ListUnenforced(const Node& node, absl::string_view keyword);
 
   OrderedJson json_;
-  bool references_stand_alone_ = false;  // up to draft 7, siblings of a $ref are ignored
+  bool ignores_ref_siblings_ = false;  // up to draft 7, keywords next to a $ref are ignored
   std::string root_uri_;
   // The node and the JSON pointer of each anchor. The node is null if two nodes have the anchor.
   std::map<std::string, std::pair<const OrderedJson*, std::string>, std::less<>> anchors_;
   std::map<const OrderedJson*, std::unique_ptr<Node>> nodes_;
-  std::vector<std::unique_ptr<OrderedJson>> made_;  // nodes created by rewriting
+  std::vector<std::unique_ptr<OrderedJson>> rewritten_json_;  // created by rewriting keywords
   std::map<Nodes, SchemaId> ids_;
   std::vector<Nodes> schemas_;                               // indexed by SchemaId
   std::vector<std::unique_ptr<std::vector<Shape>>> shapes_;  // indexed by SchemaId; null: not read

@@ -40,13 +40,14 @@ std::string Ipv4() {
 std::string Ipv6() {
   constexpr char kGroup[] = "[0-9A-Fa-f]{1,4}";
   std::string out = absl::StrCat("(?:", kGroup, ":){7}", kGroup);
-  // Groups before "::" and after it, together at most 7.
+  // At most 7 groups surround the "::".
   for (int before = 0; before <= 7; ++before) {
     const std::string left =
         before == 0 ? "" : absl::StrCat(kGroup, "(?::", kGroup, "){", before - 1, "}");
-    const int most = 7 - before;
+    const int max_after = 7 - before;
     const std::string right =
-        most == 0 ? "" : absl::StrCat("(?:", kGroup, "(?::", kGroup, "){0,", most - 1, "})?");
+        max_after == 0 ? ""
+                       : absl::StrCat("(?:", kGroup, "(?::", kGroup, "){0,", max_after - 1, "})?");
     absl::StrAppend(&out, "|", left, "::", right);
   }
   return out;

@@ -16,7 +16,8 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-// Maximum number of nodes of NameTree at which an undeclared name may leave the declared names.
+// Maximum number of nodes of NameTree at which an undeclared name may diverge from the declared
+// names.
 constexpr std::int64_t kMaxNameStates = 4;
 constexpr int kMaxNameDepth = 64;
 
@@ -113,8 +114,8 @@ class Writer {
   // one automaton from it and precomputes its masks. In JSON, the rule declares the few characters
   // that can follow.
   Expression Indent() {
-    Expression& kept = grammar_.CachedExpression(is_python_ ? "indent of Python" : "indent");
-    if (!kept.empty()) return kept;
+    Expression& cached = grammar_.CachedExpression(is_python_ ? "indent of Python" : "indent");
+    if (!cached.empty()) return cached;
     std::vector<Expression> lengths;
     for (std::size_t i = 0; i <= kMaxSpaces; ++i) {
       lengths.push_back(GrammarText::Literal(std::string(i, ' ')));
@@ -126,7 +127,7 @@ class Writer {
     grammar_.Define(
         rule, GrammarText::Choice(lengths),
         is_python_ ? "" : "[\\u0022\\u002c-\\u002d0-9\\u003a\\u005b\\u005dfnt\\u007b\\u007d]");
-    return kept = GrammarText::Reference(rule);
+    return cached = GrammarText::Reference(rule);
   }
 
   // Returns the ways to write a gap followed by `next`.
@@ -173,9 +174,9 @@ class Writer {
     }
   }
 
-  // Returns an expression for the schema. It is the shared expression of a schema of scalars, or
-  // else a reference to a rule that WriteReservedRules defines. REQUIRES: the schema accepts some
-  // value.
+  // Returns an expression for the schema. For a schema of scalars it is a shared expression, and
+  // for any other schema a reference to a rule that WriteReservedRules defines. REQUIRES: the
+  // schema accepts some value.
   Expression Schema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
@@ -233,8 +234,8 @@ class Writer {
     const std::string name = absl::StrCat("free string", is_python_ ? " of Python " : "",
                                           is_python_ ? absl::string_view(&quotes.mark, 1) : "",
                                           strings_are_nested_ ? " nested" : "");
-    Expression& kept = grammar_.CachedExpression(name);
-    if (!kept.empty()) return kept;
+    Expression& cached = grammar_.CachedExpression(name);
+    if (!cached.empty()) return cached;
     const auto mark = static_cast<char32_t>(quotes.mark);
     const CodePoints raw =
         CodePoints::All().Minus(CodePoints({{0, 0x1F}, {mark, mark}, {'\\', '\\'}}));
@@ -252,12 +253,12 @@ class Writer {
                      again, " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ",
                      UnicodeEscape(), " ", again),
         strings_are_nested_ ? GrammarText::Sequence({gap_, "[\\u002c\\u003a\\u005d\\u007d]"}) : "");
-    kept = grammar_.Share(GrammarText::Sequence({QuoteMark(quotes), again}));
-    return kept;
+    cached = grammar_.Share(GrammarText::Sequence({QuoteMark(quotes), again}));
+    return cached;
   }
 
-  // Matches any \u escape except unpaired surrogates. Python has no surrogate pairs, so it excludes
-  // all surrogates.
+  // Matches any \u escape except unpaired surrogates. Python has no surrogate pairs, so its escapes
+  // exclude all surrogates.
   Expression UnicodeEscape() const {
     constexpr char kHex[] = "[0-9A-Fa-f]";
     const Expression pair = absl::StrCat(" | [Dd] [89ABab] ", kHex, " ", kHex,
@@ -359,7 +360,8 @@ class Writer {
     return GrammarText::Sequence(parts);
   }
 
-  // Writes the name of a member and then `value`, which matches its value and what follows.
+  // Writes the name of a member and then `value`, which matches the member's value and all text
+  // after it.
   using WriteName = Expression (Writer::*)(const std::string& name, const Expression& value);
   Expression Key(const std::string& name, const Expression& value) {
     return NameAndValue(StringLiteral(name), value);
@@ -477,18 +479,18 @@ class Writer {
   // Writes the rest of an undeclared name with its closing quote. The name has a prefix of fewer
   // than `depth` characters in common with a declared name, because each branching position costs
   // the library a traversal of the vocabulary.
-  Expression NotAmong(const NameTree& tree, int depth, const Quotes& quotes,
-                      const Expression& rest) {
+  Expression UndeclaredName(const NameTree& tree, int depth, const Quotes& quotes,
+                            const Expression& rest) {
     std::vector<Expression> options;
-    std::vector<CodePoints::Range> taken;
+    std::vector<CodePoints::Range> declared_chars;
     for (const auto& [c, next] : tree.next) {
-      taken.emplace_back(c, c);
+      declared_chars.emplace_back(c, c);
       if (depth <= 1) continue;
       options.push_back(
           GrammarText::Sequence({grammar_.Character(CodePoints({{c, c}}), quotes.spelling),
-                                 NotAmong(next, depth - 1, quotes, rest)}));
+                                 UndeclaredName(next, depth - 1, quotes, rest)}));
     }
-    const CodePoints others = CodePoints(std::move(taken)).Complement();
+    const CodePoints others = CodePoints(std::move(declared_chars)).Complement();
     options.push_back(GrammarText::Sequence({grammar_.Character(others, quotes.spelling), rest}));
     if (!tree.ends) options.push_back(QuoteMark(quotes));
     return grammar_.Share(GrammarText::Choice(options));
@@ -513,7 +515,7 @@ class Writer {
     const Expression again = GrammarText::Reference(rest);
     grammar_.Define(rest, GrammarText::Choice(
                               {QuoteMark(quotes), GrammarText::Sequence({Char(quotes), again})}));
-    return GrammarText::Sequence({QuoteMark(quotes), NotAmong(tree, depth, quotes, again)});
+    return GrammarText::Sequence({QuoteMark(quotes), UndeclaredName(tree, depth, quotes, again)});
   }
 
   // Returns the properties that accept some value, or nullopt if a required property accepts none.
@@ -553,14 +555,15 @@ class Writer {
                                     const std::vector<ObjectShape::Property>& properties,
                                     const ObjectText& text) {
     // before[i] has the possible numbers of members before property i, and before.back() those
-    // before the end. Numbers above `most` are stored as `most`, because they make no difference.
-    const std::int64_t most = std::max<std::int64_t>({1, object.min, object.max.value_or(0)});
+    // before the end. Numbers above `max_count` are stored as `max_count`, because they allow the
+    // same text.
+    const std::int64_t max_count = std::max<std::int64_t>({1, object.min, object.max.value_or(0)});
     const auto full = [&](std::int64_t count) { return object.max && count >= *object.max; };
     std::vector<std::set<std::int64_t>> before(properties.size() + 1);
     before[0] = {0};
     for (std::size_t i = 0; i < properties.size(); ++i) {
       for (const std::int64_t count : before[i]) {
-        if (!full(count)) before[i + 1].insert(std::min(count + 1, most));
+        if (!full(count)) before[i + 1].insert(std::min(count + 1, max_count));
         if (!properties[i].required) before[i + 1].insert(count);
       }
     }
@@ -574,7 +577,7 @@ class Writer {
       std::map<std::int64_t, Expression> here;
       for (const std::int64_t count : before[i]) {
         std::vector<Expression> options;
-        const auto with = rest.find(std::min(count + 1, most)), without = rest.find(count);
+        const auto with = rest.find(std::min(count + 1, max_count)), without = rest.find(count);
         if (!full(count) && with != rest.end()) {
           options.push_back(Member(properties[i], text.name, count > 0, with->second));
         }
@@ -602,9 +605,10 @@ class Writer {
     const Expression more = Comma(*text.other);
     const Expression close = AfterGap(text.end);
     if (count > 0) return GrammarText::Sequence({grammar_.Repeat(more, 0, left), close});
-    const std::optional<std::int64_t> behind = left ? std::optional(*left - 1) : std::nullopt;
+    const std::optional<std::int64_t> after_first = left ? std::optional(*left - 1) : std::nullopt;
     return GrammarText::Choice(
-        {GrammarText::Sequence({*text.other, grammar_.Repeat(more, 0, behind), close}), text.end});
+        {GrammarText::Sequence({*text.other, grammar_.Repeat(more, 0, after_first), close}),
+         text.end});
   }
 
   const SchemaDocument& document_;
@@ -612,7 +616,7 @@ class Writer {
   const bool is_python_;
   const std::vector<Quotes> quotes_;
   bool is_compact_ = false;
-  // All strings of the schemas are inside objects and arrays. Always false for Python.
+  // True if all strings of the schemas are inside objects and arrays. Always false for Python.
   bool strings_are_nested_ = false;
   Expression indent_, gap_;  // empty if compact
   int num_fast_gaps_ = 0;

@@ -79,7 +79,7 @@ bool IsSchemaAnnotation(absl::string_view keyword) {
 const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywords() {
   using R = NodeReader;
   static const auto* keywords = [] {
-    auto* made = new std::map<std::string, Keyword, std::less<>>{
+    auto* map = new std::map<std::string, Keyword, std::less<>>{
         {"type", {&R::Type}},
         {"nullable", {&R::Nullable}},
         {"enum", {&R::Enum}},
@@ -119,13 +119,13 @@ const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywo
         {"dependentRequired", {&R::DependentRequired}},
         {"dependencies", {&R::Dependencies}},
     };
-    for (const char* keyword : kAnnotations) made->emplace(keyword, Keyword{nullptr});
+    for (const char* keyword : kAnnotations) map->emplace(keyword, Keyword{nullptr});
     // `if` without `then` and `else` still affects which parts count as evaluated.
-    made->emplace("if", Keyword{nullptr, "is not supported; write the cases as anyOf"});
+    map->emplace("if", Keyword{nullptr, "is not supported; write the cases as anyOf"});
     for (const char* keyword : kNotSupported) {
-      made->emplace(keyword, Keyword{nullptr, "is not supported"});
+      map->emplace(keyword, Keyword{nullptr, "is not supported"});
     }
-    return made;
+    return map;
   }();
   return *keywords;
 }
@@ -144,7 +144,7 @@ std::unique_ptr<NodeReader::OwnKeywords> NodeReader::Read() {
 
 void NodeReader::ReadObject() {
   const OrderedJson& json = *node_.json;
-  if (document_.references_stand_alone_ && json.contains("$ref")) {
+  if (document_.ignores_ref_siblings_ && json.contains("$ref")) {
     keyword_ = "$ref";
     Ref(json["$ref"]);
     return;
@@ -241,14 +241,14 @@ void NodeReader::Type(const OrderedJson& value) {
     numbers |= name == "number";
   }
   if (types == 0) return Refuse("must be a type or a list of at least one type");
-  keywords_->integers |= integers && !numbers;  // an integer format may also set it
+  keywords_->integers |= integers && !numbers;  // Format may also set the flag
   const OrderedJson* nullable = Sibling("nullable");
   if (nullable != nullptr && nullable->is_boolean() && nullable->get<bool>()) types |= kNull;
   keywords_->types &= types;
 }
 
 void NodeReader::Nullable(const OrderedJson& value) {
-  if (!value.is_boolean()) Refuse("must be true or false");  // Type reads it
+  if (!value.is_boolean()) Refuse("must be true or false");  // Type applies it
 }
 
 void NodeReader::Enum(const OrderedJson& value) {
@@ -324,11 +324,11 @@ void NodeReader::MultipleOf(const OrderedJson& value) {
 }
 
 void NodeReader::MinLength(const OrderedJson& value) {
-  constexpr std::int64_t kMost = 1024;
+  constexpr std::int64_t kLimit = 1024;
   const auto count = ReadCount(value);
   if (!count) return;
-  if (*count > kMost) {
-    return LeaveOut(absl::StrCat("is ", *count, ", the limit is ", kMost));
+  if (*count > kLimit) {
+    return LeaveOut(absl::StrCat("is ", *count, ", the limit is ", kLimit));
   }
   keywords_->min_length = *count;
 }
@@ -532,8 +532,8 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
     without["properties"][trigger] = false;
     std::vector<const Node*> ways;
     for (OrderedJson* way : {&with, &without}) {
-      document_.made_.push_back(std::make_unique<OrderedJson>(std::move(*way)));
-      ways.push_back(Child(*document_.made_.back(), trigger));
+      document_.rewritten_json_.push_back(std::make_unique<OrderedJson>(std::move(*way)));
+      ways.push_back(Child(*document_.rewritten_json_.back(), trigger));
     }
     // Both alternatives only restrict objects; the first one accepts all other values.
     keywords_->unions.push_back(std::move(ways));

@@ -191,9 +191,9 @@ class ShapeBuilder {
   std::vector<std::string> DeclaredNames();
   void SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object);
   SchemaId ItemsAt(std::size_t index);
-  // `keyword` is unevaluatedItems or unevaluatedProperties. Returns whether it is enforced for the
-  // node. This requires that the node is the only seed (ReadShapes), and that it is known which
-  // items and properties the other nodes evaluate. Otherwise the keyword is ignored.
+  // Returns whether `keyword`, unevaluatedItems or unevaluatedProperties, is enforced for the node
+  // at `index`. This requires that the node is the only seed (ReadShapes), and that it is known
+  // which items and properties the other nodes evaluate. Otherwise the keyword is ignored.
   bool AppliesUnevaluated(std::size_t index, const char* keyword);
   // Returns the first node that has the keyword.
   const Node& NodeWith(const char* keyword) const;

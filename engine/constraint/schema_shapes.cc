@@ -18,14 +18,15 @@ constexpr std::size_t kMaxUniqueMoves = 1 << 14;
 // Minimum number of characters for each of several repetitions that share a maximum length.
 constexpr std::int64_t kMinShare = 24;
 
-std::optional<std::int64_t> Least(std::optional<std::int64_t> a, std::optional<std::int64_t> b) {
+std::optional<std::int64_t> LowerLimit(std::optional<std::int64_t> a,
+                                       std::optional<std::int64_t> b) {
   if (!a || !b) return a ? a : b;
   return std::min(*a, *b);
 }
 
-std::int64_t PartsOf(const Regex& regex) {
+std::int64_t CountParts(const Regex& regex) {
   std::int64_t parts = 1;
-  for (const Regex& part : regex.parts) parts += PartsOf(part);
+  for (const Regex& part : regex.parts) parts += CountParts(part);
   return parts;
 }
 
@@ -53,7 +54,7 @@ bool ShareLength(std::int64_t max, Regex* regex);
 
 // Gives each part its minimum length, and divides the rest among the parts that can be longer.
 bool ShareAmong(std::int64_t max, std::vector<Regex>* parts) {
-  // The parts that can exceed their minimum length, sorted by how much.
+  // The parts of variable length, each with its maximum minus its minimum length.
   std::vector<std::pair<std::int64_t, Regex*>> longer;
   for (Regex& part : *parts) {
     const TextLength own = LengthOf(part);
@@ -96,7 +97,7 @@ bool ShareLength(std::int64_t max, Regex* regex) {
   Regex& body = regex->parts[0];
   const TextLength once = LengthOf(body);
   if (regex->max == 1 && once.min > max) {
-    regex->max = 0;  // allowed: without the optional part the minimum length is at most `max`
+    regex->max = 0;  // drops the optional part, which is longer than `max`
     return true;
   }
   if (regex->max == 1) return ShareLength(max, &body);
@@ -132,7 +133,7 @@ bool ClampLength(const TextLength& length, Regex* regex) {
   }
   if (repeat == nullptr) return false;
   repeat->min = std::max(repeat->min, length.min - fixed);
-  if (length.max) repeat->max = Least(repeat->max, *length.max - fixed);
+  if (length.max) repeat->max = LowerLimit(repeat->max, *length.max - fixed);
   return !repeat->max || *repeat->max >= repeat->min;
 }
 
@@ -148,8 +149,8 @@ bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
     document_.LeaveOut(*nodes_[index], keyword, "is not supported within an intersection");
     return false;
   }
-  // If another node has an unevaluated keyword, it evaluates items or properties too. The keyword
-  // of this node is then not enforced.
+  // Another node that has an unevaluated keyword evaluates items or properties too. The keyword of
+  // this node is then not enforced.
   const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     const bool evaluates_rest =
@@ -257,7 +258,7 @@ void ShapeBuilder::AddString(Shape* shape) {
   for (const Node* node : nodes_) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     string.min = std::max(string.min, keywords.min_length);
-    string.max = Least(string.max, keywords.max_length);
+    string.max = LowerLimit(string.max, keywords.max_length);
     for (const auto& own : keywords.patterns) {
       if (pattern != nullptr && pattern->first != own.first) {
         document_.LeaveOut(*node, own.first.starts_with("format ") ? "format" : "pattern",
@@ -276,7 +277,7 @@ void ShapeBuilder::AddString(Shape* shape) {
 }
 
 bool ShapeBuilder::CutPattern(StringShape* string) {
-  const std::int64_t parts = PartsOf(*string->pattern);
+  const std::int64_t parts = CountParts(*string->pattern);
   if (!document_.Spend(parts)) return false;
   const TextLength own = LengthOf(*string->pattern);
   if (own.max && *own.max < string->min) return false;
@@ -331,7 +332,7 @@ void ShapeBuilder::AddArray(Shape* shape) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     prefix = std::max(prefix, keywords.prefix.size());
     array.min = std::max(array.min, keywords.min_items);
-    array.max = Least(array.max, keywords.max_items);
+    array.max = LowerLimit(array.max, keywords.max_items);
     if (keywords.unique_items) {
       unique = true;
       where = node;
@@ -402,8 +403,8 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
   for (const SchemaId id : positions) {
     if (!document_.AddValues(id, kMaxUniqueMoves, &values_at.emplace_back())) {
       return leave_out(
-          "is supported only for items that are listed by enum or const, boolean, null or "
-          "integers of a small range, or with maxItems of at most 1");
+          "is supported only with maxItems of at most 1, or if each item is null, a boolean, an "
+          "integer of a small range or a value of enum or const");
     }
   }
   auto unique = std::make_shared<UniqueItems>();
@@ -423,8 +424,8 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
   auto states = StatesOf(items, &num_moves);
   if (!document_.Spend(static_cast<std::int64_t>(16 * num_moves))) return false;
   if (!states) {
-    return leave_out(absl::StrCat("with ", index.size(), " different items needs more than ",
-                                  kMaxUniqueMoves, " moves from one set of items to the next"));
+    return leave_out(absl::StrCat("needs more than ", kMaxUniqueMoves, " transitions for ",
+                                  index.size(), " different items"));
   }
   // A state has a higher index than its predecessors, so this loop visits successors first.
   std::vector<bool> is_dead(states->size());
@@ -523,8 +524,8 @@ ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
     }
     if (keywords.names != nullptr &&
         !document_.Accepts(document_.Intern({keywords.names}), OrderedJson(name))) {
-      document_.made_.push_back(std::make_unique<OrderedJson>(false));
-      nodes.push_back(document_.NodeAt(*document_.made_.back(), keywords.names, ""));
+      document_.rewritten_json_.push_back(std::make_unique<OrderedJson>(false));
+      nodes.push_back(document_.NodeAt(*document_.rewritten_json_.back(), keywords.names, ""));
     }
   }
   property.schema = document_.Intern(std::move(nodes));
@@ -533,20 +534,20 @@ ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
 
 bool ShapeBuilder::RestrictNames(const Regex& names, const std::vector<std::string>& declared,
                                  ObjectShape* object) {
-  const std::int64_t parts = PartsOf(names);
+  const std::int64_t parts = CountParts(names);
   if (!document_.Spend(kStepsOfCopiedPart * parts)) return false;
-  std::vector<CodePoints::Range> taken;
-  bool is_empty_taken = false;
+  std::vector<CodePoints::Range> excluded;
+  bool excludes_empty = false;
   for (const std::string& name : declared) {
     if (!document_.Matches(names, name)) continue;
-    is_empty_taken |= name.empty();
+    excludes_empty |= name.empty();
     if (name.empty()) continue;
     const char32_t first = DecodeUtf8At(name, 0).code_point;
-    taken.emplace_back(first, first);
+    excluded.emplace_back(first, first);
   }
   auto others = std::make_shared<Regex>(names);
-  if (!taken.empty() || is_empty_taken) {
-    auto without = ExcludeFirst(names, CodePoints(std::move(taken)), !is_empty_taken);
+  if (!excluded.empty() || excludes_empty) {
+    auto without = ExcludeFirst(names, CodePoints(std::move(excluded)), !excludes_empty);
     if (!without) return false;
     *others = *std::move(without);
   }
@@ -566,7 +567,7 @@ bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& d
   if (own == nullptr || object->names) {
     document_.LeaveOut(
         node, "propertyNames",
-        own == nullptr ? "is supported only with an enum, or with one pattern, format or lengths"
+        own == nullptr ? "is supported only with an enum, one pattern, one format or length limits"
                        : "cannot be combined with another set of names");
     return true;
   }
@@ -627,8 +628,8 @@ void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, Objec
     }
   }
   if (!has_others) {
-    document_.made_.push_back(std::make_unique<OrderedJson>(false));
-    nodes.push_back(document_.NodeAt(*document_.made_.back(), nodes_[0], ""));
+    document_.rewritten_json_.push_back(std::make_unique<OrderedJson>(false));
+    nodes.push_back(document_.NodeAt(*document_.rewritten_json_.back(), nodes_[0], ""));
   }
   object->additional = document_.Intern(std::move(nodes));
 }
@@ -645,7 +646,9 @@ void ShapeBuilder::SetCounts(std::int64_t required, std::int64_t declared, Objec
   if (declared * std::max(object->min, object->max.value_or(0)) <= kMaxPropertyStates) return;
   const auto leave_out = [&](const char* keyword) {
     document_.LeaveOut(NodeWith(keyword), keyword,
-                       "cannot be enforced with so many declared properties");
+                       absl::StrCat("cannot be enforced with ", declared,
+                                    " declared properties, because counting them needs more than ",
+                                    kMaxPropertyStates, " states"));
   };
   if (object->min > 0) leave_out("minProperties");
   if (object->max) leave_out("maxProperties");
@@ -658,7 +661,7 @@ void ShapeBuilder::AddObject(Shape* shape) {
   for (const Node* node : nodes_) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     object.min = std::max(object.min, keywords.min_properties);
-    object.max = Least(object.max, keywords.max_properties);
+    object.max = LowerLimit(object.max, keywords.max_properties);
   }
   const std::vector<std::string> declared = DeclaredNames();
   if (declared.size() > kMaxSchemaProperties) {

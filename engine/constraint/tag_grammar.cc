@@ -56,7 +56,7 @@ absl::Status CheckTriggers(const std::vector<std::string>& triggers, const Speci
       if (const auto token = special.AtBeginningOf(rest)) {
         return Bad(absl::StrCat(field, " contains the special token ",
                                 JsonQuoted(rest.substr(0, token->first)),
-                                ", which is allowed only at its beginning"));
+                                ", which is allowed only at the beginning of a trigger"));
       }
     }
   }
@@ -91,7 +91,7 @@ absl::Status CheckTags(const ConstraintSpec& spec) {
   return absl::OkStatus();
 }
 
-// Returns what may follow `beginning`, which is a trigger or a special token with which tags begin.
+// Returns the text after `beginning`, which is a trigger or a special token that begins a tag.
 Expression TextAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& special,
                             const std::vector<Expression>& contents, absl::string_view beginning,
                             const Expression& after) {
@@ -104,7 +104,7 @@ Expression TextAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& spe
   return GrammarText::Sequence({GrammarText::Choice(options), after});
 }
 
-// Writes free text with tags. `after` is what follows a tag.
+// Writes free text with tags. `after` follows each tag.
 void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
                      const std::vector<Expression>& contents, const Expression& after, bool may_end,
                      GrammarText::Rule start, GrammarText* grammar) {
@@ -138,17 +138,17 @@ std::pair<absl::string_view, absl::string_view> ReasoningMarkers(const text::Too
   return {format.reasoning_begin, format.reasoning_end};
 }
 
-// Writes reasoning up to and including its last marker, then at most two newlines, then `behind`.
+// Writes reasoning up to and including its last marker, then at most two newlines, then `after`.
 // With `may_end` the output may end inside the reasoning.
 Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& special,
-                          const Expression& behind, bool may_end, GrammarText* grammar) {
+                          const Expression& after, bool may_end, GrammarText* grammar) {
   const absl::string_view marker = ReasoningMarkers(format).second;
   // Only the first token of the marker ends the text; the rest of the marker must then follow.
   const auto token = special.AtBeginningOf(marker);
   const absl::string_view end = marker.substr(0, token ? token->first : marker.size());
   const Expression rest = grammar->Share(
       GrammarText::Sequence({special.Write(marker.substr(end.size())),
-                             grammar->Repeat(GrammarText::Literal("\n"), 0, 2), behind}));
+                             grammar->Repeat(GrammarText::Literal("\n"), 0, 2), after}));
   std::vector<FreeTextEnd> ends = {{.text = std::string(end), .next = rest}};
   for (const absl::string_view text : format.writing.forbidden_in_reasoning) {
     if (!text.empty()) ends.push_back({.text = std::string(text), .next = std::nullopt});
@@ -196,9 +196,9 @@ Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens&
   const absl::string_view trigger = format.trigger();
   QUIRE_CHECK(!trigger.empty() && absl::StartsWith(opening, trigger));
   const GrammarText::Rule start = grammar->Reserve();
-  const Expression behind = grammar->Share(GrammarText::Sequence(
+  const Expression after_trigger = grammar->Share(GrammarText::Sequence(
       {special.Write(opening.substr(trigger.size())), calls, GrammarText::Reference(start)}));
-  std::vector<FreeTextEnd> ends = {{.text = std::string(trigger), .next = behind}};
+  std::vector<FreeTextEnd> ends = {{.text = std::string(trigger), .next = after_trigger}};
   // The parser of the output would also treat these markers as the beginning of a call or of
   // reasoning.
   for (const absl::string_view marker : {format.section_begin, format.call_begin[0],
@@ -208,8 +208,9 @@ Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens&
   }
   std::vector<Expression> token_ends;
   if (const auto token = special.AtBeginningOf(trigger)) {
-    token_ends.push_back(GrammarText::Sequence(
-        {GrammarText::Token(token->second), special.Write(trigger.substr(token->first)), behind}));
+    token_ends.push_back(
+        GrammarText::Sequence({GrammarText::Token(token->second),
+                               special.Write(trigger.substr(token->first)), after_trigger}));
   }
   WriteFreeText(ends, token_ends, /*may_end=*/true, start, grammar);
   return GrammarText::Reference(start);
