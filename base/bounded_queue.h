@@ -82,9 +82,9 @@ class BoundedQueue {
                      absl::Time deadline = absl::InfiniteFuture()) {
     MutexLock lock(&mutex_);
     if (!WaitNotEmpty(deadline)) return 0;
-    std::size_t taken = 0;
-    for (; taken < max && size_ > 0; ++taken) out->push_back(TakeFront());
-    return taken;
+    std::size_t count = 0;
+    for (; count < max && size_ > 0; ++count) out->push_back(TakeFront());
+    return count;
   }
 
   // Wakes every waiting thread and makes all later pushes fail.

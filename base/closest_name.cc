@@ -46,14 +46,14 @@ int CountEdits(absl::string_view a, absl::string_view b) {
 absl::string_view ClosestName(absl::string_view name, std::span<const absl::string_view> known) {
   absl::string_view closest;
   if (name.size() > kMaxBytes) return closest;
-  int fewest = 3;
+  int min_edits = 3;
   for (const absl::string_view candidate : known) {
     if (candidate.size() > kMaxBytes) continue;
     const int limit = name.size() < 2 ? 0 : std::min(name.size(), candidate.size()) < 4 ? 1 : 2;
     const int edits = CountEdits(name, candidate);
-    if (edits > limit || edits >= fewest) continue;
+    if (edits > limit || edits >= min_edits) continue;
     closest = candidate;
-    fewest = edits;
+    min_edits = edits;
   }
   return closest;
 }

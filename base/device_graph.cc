@@ -42,11 +42,11 @@ absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream& stream,
   const absl::Status ended =
       CudaStatus(cudaStreamEndCapture(stream.cuda(), &graph), "cannot end the capture of a graph");
   if (!ended.ok()) return enqueued.ok() ? ended : enqueued;
-  const absl::StatusOr<Executable> made =
+  const absl::StatusOr<Executable> executable =
       enqueued.ok() ? Instantiate(graph) : absl::StatusOr<Executable>(enqueued);
   (void)cudaGraphDestroy(graph);
-  QUIRE_RETURN_IF_ERROR(made.status());
-  DeviceGraph captured(made->first, made->second);
+  QUIRE_RETURN_IF_ERROR(executable.status());
+  DeviceGraph captured(executable->first, executable->second);
   // Uploading allocates the graph's device memory now. Otherwise the first launch would allocate
   // that memory, and the memory plan would not count it.
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaGraphUpload(captured.graph_, stream.cuda()),

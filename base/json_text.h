@@ -2,11 +2,11 @@
 
 // Serializes JSON for everything that the program sends, logs or prints.
 //
-// Place:      in base/ because the log uses it. nlohmann-json writes the text.
-//             formats/json_value.h parses JSON. Three files do not use JsonText.
-//             text/chat/jinja/json.h formats numbers and separators like Python's json.dumps.
-//             server/config/layered_config.cc formats them like configuration files.
-//             text/tools/json_object_writer.h joins members that are already JSON.
+// Place:      in base/ because the log uses it. nlohmann-json writes the text, and
+//             formats/json_value.h parses JSON. Three files need other output and write JSON
+//             themselves: text/chat/jinja/json.h (as Python's json.dumps does),
+//             server/config/layered_config.cc (as configuration files do) and
+//             text/tools/json_object_writer.h (joins members that are JSON already).
 // Invariants: the text is one line of valid UTF-8 and valid JSON. Invalid bytes become U+FFFD; NaN
 //             and infinities become null.
 // Threads:    pure functions.

@@ -40,8 +40,7 @@ constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "inf
                                                           "warn",  "error", "off"};
 // Maximum number of call sites in the table of the rate limit. A full table is cleared.
 constexpr std::size_t kMaxSites = 4096;
-// Size limit of LineQueue. It is some seconds of a busy log, so that a short stall of the disk
-// loses no lines.
+// Size limit of LineQueue, some seconds of a busy log. A short stall of the disk loses no lines.
 constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
 // Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
@@ -180,9 +179,9 @@ absl::Status CheckRegular(const std::string& file) {
 // writes the line unchanged, and spdlog appends the newline.
 Sink StandardErrorSink() {
   static const Sink* const sink = [] {
-    auto* made = new Sink(std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    (*made)->set_pattern("%v");
-    return made;
+    auto* created = new Sink(std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    (*created)->set_pattern("%v");
+    return created;
   }();
   return *sink;
 }
@@ -207,9 +206,9 @@ absl::StatusOr<Sink> OpenSink(const std::string& file) {
 }
 
 void UpdateMinLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
-  Level least = state.options.level;
-  for (const auto& [name, level] : state.single_levels) least = std::min(least, level);
-  state.min_level.store(least, std::memory_order_relaxed);
+  Level min_level = state.options.level;
+  for (const auto& [name, level] : state.single_levels) min_level = std::min(min_level, level);
+  state.min_level.store(min_level, std::memory_order_relaxed);
 }
 
 Level LevelOf(State& state, absl::string_view logger) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
@@ -369,15 +368,15 @@ void StartWriter(LineQueue* queue) {
 // Never destroyed, because threads may log while the process ends.
 State& GlobalState() {
   static State* const state = [] {
-    auto* made = new State;
+    auto* created = new State;
     {
-      MutexLock lock(&made->mutex);
-      made->destination =
+      MutexLock lock(&created->mutex);
+      created->destination =
           std::make_shared<const Destination>(Destination{StandardErrorSink(), Format::kText});
     }
-    StartWriter(&made->queue);
+    StartWriter(&created->queue);
     std::atexit([] { Flush(kExitFlushTimeout); });
-    return made;
+    return created;
   }();
   return *state;
 }

@@ -90,7 +90,7 @@ using Fields = std::initializer_list<Field>;
 // per logger. If the file cannot be opened within kFileTimeout, returns an error and changes
 // nothing.
 absl::Status Configure(const Options& options);
-// Does the same in two steps: opens the file, and returns a function that applies the change.
+// Like Configure, but only opens the file, and returns a function that applies the change.
 absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& options);
 
 // Checks that `file` can be opened as a log file, without creating it. An empty name is standard

@@ -119,9 +119,9 @@ std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
 // Returns the lowest CPU quota of this process's cgroup and its parents: cpu.max in cgroup version
 // 2, otherwise cpu.cfs_quota_us of version 1.
 std::optional<int> CgroupQuota(const std::string& root) {
-  std::optional<int> least;
-  const auto update_least = [&least](std::optional<int> quota) {
-    if (quota && (!least || *quota < *least)) least = quota;
+  std::optional<int> lowest;
+  const auto update_lowest = [&lowest](std::optional<int> quota) {
+    if (quota && (!lowest || *quota < *lowest)) lowest = quota;
   };
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
@@ -138,16 +138,16 @@ std::optional<int> CgroupQuota(const std::string& root) {
       if (is_v2) {
         const std::string max = ReadFirstLine(base + "/cpu.max").value_or("");
         const std::vector<std::string> words = absl::StrSplit(max, ' ');
-        if (words.size() == 2) update_least(QuotaOf(words[0], words[1]));
+        if (words.size() == 2) update_lowest(QuotaOf(words[0], words[1]));
       } else {
-        update_least(QuotaOf(ReadFirstLine(base + "/cpu.cfs_quota_us").value_or(""),
-                             ReadFirstLine(base + "/cpu.cfs_period_us").value_or("")));
+        update_lowest(QuotaOf(ReadFirstLine(base + "/cpu.cfs_quota_us").value_or(""),
+                              ReadFirstLine(base + "/cpu.cfs_period_us").value_or("")));
       }
       if (group.empty() || group == "/") break;
       group.resize(group.rfind('/') == 0 ? 1 : group.rfind('/'));
     }
   }
-  return least;
+  return lowest;
 }
 
 std::string DetectIsa(const std::string& root) {

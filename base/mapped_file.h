@@ -20,9 +20,9 @@ namespace quire {
 //             them valid.
 class MappedFile {
  public:
-  // Follows symbolic links. If the system cannot open or map the file, returns its error, such as
-  // NOT_FOUND or PERMISSION_DENIED. Returns INVALID_ARGUMENT if `path` is empty or names an empty
-  // file or anything but a regular file. Each message about a file starts with the path.
+  // Follows symbolic links. If the system cannot open or map the file, returns the system's error,
+  // such as NOT_FOUND or PERMISSION_DENIED. Returns INVALID_ARGUMENT if `path` is empty, or if the
+  // file is empty or not a regular file. Each message about a file starts with the path.
   static absl::StatusOr<MappedFile> Open(absl::string_view path);
 
   MappedFile(MappedFile&& other) noexcept;

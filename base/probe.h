@@ -121,8 +121,8 @@ class Registry {
   // REQUIRES: `name` ends in _total.
   Counter AddCounter(absl::string_view name, absl::string_view help, const Labels& labels = {});
   Gauge AddGauge(absl::string_view name, absl::string_view help, const Labels& labels = {});
-  // REQUIRES: `borders` is not empty, ascending and finite, and the same for every label set of
-  // `name`.
+  // `borders` are the upper bounds of the buckets. REQUIRES: they are ascending, finite, at least
+  // one, and the same for every label set of `name`.
   Histogram AddHistogram(absl::string_view name, absl::string_view help,
                          std::span<const double> borders, const Labels& labels = {});
   // Adds a metric whose value `read` returns at each scrape, on the scraping thread. The callback

@@ -103,11 +103,10 @@ ThreadPool::~ThreadPool() {
 }
 
 // The wake-ups are Dekker handshakes: each side first stores its own flag and then reads the flag
-// of the other side. A worker sets its sleep flag and then checks for work, whereas Run publishes
-// the work and then checks for sleeping workers. Similarly, Run sets its sleep flag and then checks
-// for running workers, whereas the last worker stores that it is done and then checks for a
-// sleeping Run. With sequentially consistent atomics, at least one side sees the other side's
-// store.
+// of the other side. A worker sets its sleep flag and then checks for work. Run publishes the work
+// and then checks for sleeping workers. Similarly, Run sets its sleep flag and then checks for
+// running workers. The last worker stores that it is done and then checks for a sleeping Run. With
+// sequentially consistent atomics, at least one side sees the other side's store.
 void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
   if (size_ == 1) {
     fn(0);

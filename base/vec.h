@@ -1,7 +1,7 @@
 #pragma once
 
-// N values of one type that one aligned load or store moves. The reference API calls this type
-// SIMD[dtype, width].
+// N values of one type that one aligned load or store moves. The reference API (Modular MAX) calls
+// this type SIMD[dtype, width].
 
 #include <cstddef>
 

@@ -19,7 +19,7 @@ namespace quire {
 
 // Element format of a weight matrix.
 enum class WeightFormat : std::uint8_t {
-  kPlain,    // unquantized; the PackedLinear has the dtype
+  kPlain,    // unquantized; PackedLinear states the dtype
   kInt8,     // -128..127 times a scale per output feature or per group of its inputs
   kFp8E4M3,  // e4m3 times a scale per output feature or per group of its inputs
   kInt4,     // -8..7 times a scale per output feature and group of inputs
@@ -43,7 +43,7 @@ struct QuantizedShape {
   // Groups of inputs follow an act-order permutation that is stored with the weights: packed input
   // j multiplies x[act_order[j]]. If has_min, then has_zero_points is required.
   bool has_act_order = false;
-  // Only for kFp8E4M3: rows of x are quantized to e4m3 before the product
+  // Only for kFp8E4M3: the rows of activations x are quantized to e4m3 before the product
   // (kernels/linear/fp8_rows.h).
   bool quantizes_activations = false;
   // Only with quantizes_activations on GPUs: the matrix may be stored row-major, which the device's

@@ -74,12 +74,12 @@ class Engine {
 
   // Ends a live request of `caller`. Returns false if there is none. The stream finishes with
   // CANCELLED (or DEADLINE_EXCEEDED for kDeadline), and the pages are free at the next step
-  // boundary. With `stream`, ends the request only if it writes to that stream. This protects a new
-  // request that reuses the id of an ended one whose reader still calls Cancel.
+  // boundary. With `stream`, ends the request only if it writes to that stream. A late Cancel for
+  // an ended request then cannot end a new request with the same id.
   bool Cancel(const Caller& caller, absl::string_view id, CancelSource source,
               const TokenStream* stream = nullptr);
   // Ends the selected requests with CANCELLED / ABORTED_BY_ADMIN. Returns INVALID_ARGUMENT /
-  // SELECTION_EMPTY without ids and without `all`.
+  // SELECTION_EMPTY if the selection has neither ids nor `all`.
   absl::StatusOr<AbortResult> Abort(const AbortSelection& selection);
 
   // Rejects new requests with UNAVAILABLE / SERVER_DRAINING. Live requests continue.
@@ -134,7 +134,7 @@ class Engine {
   RequestTable table_;
   Published<HotOptions> hot_;
   std::atomic<EngineState> state_{EngineState::kReady};
-  // Pointers, so that the server does not see the headers of these parts.
+  // These parts are held by pointer, so that the server does not include their headers.
   std::unique_ptr<OutputStage> output_;
   std::unique_ptr<TextStage> text_;
   std::unique_ptr<RequestIntake> intake_;

@@ -108,7 +108,7 @@ void EngineThread::Run() {
   FailThread(what);
 }
 
-// The iteration whose Drain returns false is the last, because no signal can follow it.
+// Drain returns false in the last iteration, because no signal can follow.
 void EngineThread::Loop() {
   is_idle_.store(false, std::memory_order_release);
   while (true) {
@@ -188,7 +188,8 @@ void EngineThread::FailDevice(absl::Time now) {
   if (options_.on_fatal) options_.on_fatal(core_.fatal());
 }
 
-// Answers calls to the engine thread until the engine is destroyed.
+// Called when an exception ended Loop. Ends all requests, and answers calls until the engine is
+// destroyed.
 void EngineThread::FailThread(const std::string& what) {
   died_.store(true);
   const absl::Status status = WithReason(

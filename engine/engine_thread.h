@@ -56,8 +56,8 @@ class EngineThread {
   EngineThread(const EngineOptions& options, Parts parts);
   ~EngineThread();
 
-  // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins the thread. Calls from
-  // other threads are answered until it returns.
+  // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins the thread. Other threads
+  // may use Call until Stop returns.
   void Stop();
 
   // Applies the published options at the next step boundary, before the first request that is

@@ -49,8 +49,8 @@ struct RequestInfo {
 };
 
 // Selects the requests that Abort ends. A request is selected if it meets every criterion that is
-// set. The ids may belong to any caller. Without ids, `all` must be set to confirm that all callers
-// are meant.
+// set. The ids may belong to any caller. Without ids, `all` must be set to confirm that requests of
+// all callers end.
 struct AbortSelection {
   std::vector<std::string> ids = {};
   bool all = false;

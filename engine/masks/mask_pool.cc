@@ -15,9 +15,9 @@
 namespace quire::engine {
 
 MaskPool::MaskPool(std::int32_t num_threads, const Clock* clock,
-                   std::function<void(absl::Duration)> on_made,
+                   std::function<void(absl::Duration)> on_computed,
                    std::function<absl::Duration()> thread_time)
-    : clock_(clock), on_made_(std::move(on_made)), thread_time_(std::move(thread_time)) {
+    : clock_(clock), on_computed_(std::move(on_computed)), thread_time_(std::move(thread_time)) {
   QUIRE_CHECK(num_threads >= 1);
   for (std::int32_t i = 0; i < num_threads; ++i) {
     threads_.emplace_back([this] { Work(); });
@@ -94,10 +94,10 @@ void MaskPool::Work() {
     if (choice.use_count() == 1) continue;  // the request has ended
     const absl::Time start = clock_->Now();
     const absl::Duration used = thread_time_();
-    choice->status_ = Make(*choice);
+    choice->status_ = ComputeMask(*choice);
     // Without a mask no token is allowed, and status() has the error.
     if (!choice->status_.ok()) std::ranges::fill(choice->words_, 0u);
-    if (on_made_) on_made_(clock_->Now() - start);
+    if (on_computed_) on_computed_(clock_->Now() - start);
     const absl::Duration took = thread_time_() - used;
     {
       MutexLock lock(&mutex_);
@@ -105,7 +105,7 @@ void MaskPool::Work() {
       choice->last_cost_ = took;
       choice->ready_.store(true, std::memory_order_release);
     }
-    made_.NotifyAll();
+    computed_.NotifyAll();
   }
 }
 
@@ -146,7 +146,7 @@ void MaskPool::PenalizeRepeats(ChoiceMask& choice) {
                      &kernels::LogitBias::token);
 }
 
-absl::Status MaskPool::Make(ChoiceMask& choice) {
+absl::Status MaskPool::ComputeMask(ChoiceMask& choice) {
   if (absl::Status status = Match(choice); !status.ok()) return status;
   if (const BannedText* const banned = choice.rules_.banned.get(); banned != nullptr) {
     if (choice.token_ >= 0) {
@@ -166,7 +166,7 @@ void MaskPool::WaitAll(std::span<const ChoiceMask* const> choices, absl::Duratio
   const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&mutex_);
   for (const ChoiceMask* choice : choices) {
-    while (!choice->is_ready() && MonotonicNow() < deadline) made_.WaitUntil(&mutex_, deadline);
+    while (!choice->is_ready() && MonotonicNow() < deadline) computed_.WaitUntil(&mutex_, deadline);
   }
 }
 
@@ -175,7 +175,7 @@ void MaskPool::WaitAny(std::span<const ChoiceMask* const> choices, absl::Duratio
   const auto is_ready = [](const ChoiceMask* choice) { return choice->is_ready(); };
   MutexLock lock(&mutex_);
   while (std::ranges::none_of(choices, is_ready) && MonotonicNow() < deadline) {
-    made_.WaitUntil(&mutex_, deadline);
+    computed_.WaitUntil(&mutex_, deadline);
   }
 }
 

@@ -54,7 +54,8 @@ class ChoiceMask {
   // Returns whether the request has repetition penalties.
   bool has_bias() const { return rules_.repeats != nullptr; }
   // Returns the repetition penalties of the next token and the biases of the request, ordered by
-  // token id. If an id has both, the penalty comes first. Empty without repetition penalties.
+  // token id. If an id has a penalty and a bias, the penalty comes first. Empty without repetition
+  // penalties.
   const std::vector<kernels::LogitBias>& bias() const { return bias_; }
   // Returns whether the constraint is complete and allows no further token, so that the choice must
   // end.
@@ -87,11 +88,11 @@ class ChoiceMask {
 
 class MaskPool {
  public:
-  // Mask threads call `on_made` with the wall time of each mask. The clock outlives the pool.
+  // Mask threads call `on_computed` with the wall time of each mask. The clock outlives the pool.
   // `thread_time` returns the processor time of the calling thread, so that a choice is not charged
   // for other work of the machine. REQUIRES: num_threads >= 1.
   MaskPool(std::int32_t num_threads, const Clock* clock,
-           std::function<void(absl::Duration)> on_made,
+           std::function<void(absl::Duration)> on_computed,
            std::function<absl::Duration()> thread_time = ThreadTime);
   // Returns the processor time that the calling thread has used.
   static absl::Duration ThreadTime();
@@ -118,17 +119,17 @@ class MaskPool {
   static bool IsDueLater(const std::shared_ptr<ChoiceMask>& a,
                          const std::shared_ptr<ChoiceMask>& b);
   void Work();
-  static absl::Status Make(ChoiceMask& choice);
+  static absl::Status ComputeMask(ChoiceMask& choice);
   static absl::Status Match(ChoiceMask& choice);
   static void PenalizeRepeats(ChoiceMask& choice);
   void Enqueue(std::shared_ptr<ChoiceMask> choice);
 
   const Clock* const clock_;
-  const std::function<void(absl::Duration)> on_made_;
+  const std::function<void(absl::Duration)> on_computed_;
   const std::function<absl::Duration()> thread_time_;
   mutable Mutex mutex_;
   CondVar queued_;
-  CondVar made_;
+  CondVar computed_;
   std::vector<std::shared_ptr<ChoiceMask>> queue_ ABSL_GUARDED_BY(mutex_);  // a heap
   // The virtual start of the choice that was last taken from the queue.
   absl::Duration virtual_time_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();

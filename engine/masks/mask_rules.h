@@ -19,8 +19,8 @@ struct MaskRules {
   std::shared_ptr<const CompiledConstraint> constraint;  // null: any text
   std::vector<std::int32_t> end_tokens;                  // end tokens of the constraint's matchers
   std::shared_ptr<const BannedText> banned;              // null: none
-  // One bit for each token id, set if the request allows the token; null: all are allowed. It is
-  // the same for every token of an answer, so it alone does not need a mask thread.
+  // One bit for each token id, set if the request allows the token; null: all are allowed. The bits
+  // are the same at every position, so they need no mask thread.
   std::shared_ptr<const std::vector<std::uint32_t>> allowed = nullptr;
   std::shared_ptr<const RepeatPenalty> repeats = nullptr;  // includes the prompt; null: none
   // The biases of the request, by ascending ids. Only set if `repeats` is not null.

@@ -70,8 +70,8 @@ void RepeatPenalty::MatchPrompt() {
       end = i + length;
     }
   }
-  const auto most = static_cast<std::uint32_t>(unbroken_);
-  for (std::uint32_t& length : matches_) length = std::min(length, most);
+  const auto max_length = static_cast<std::uint32_t>(unbroken_);
+  for (std::uint32_t& length : matches_) length = std::min(length, max_length);
 }
 
 void RepeatPenalty::Append(std::int32_t token) {
@@ -111,19 +111,19 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
     token = next;
     longest = longest_for_next;
   }
-  kept_.clear();
+  candidates_.clear();
   for (const auto& [next, length] : longest_) {
     std::int32_t node = node_;
-    if (!Breaks(next, &node)) kept_.emplace_back(length, next);
+    if (!Breaks(next, &node)) candidates_.emplace_back(length, next);
   }
-  if (kept_.size() > kMaxDryTokens) {
+  if (candidates_.size() > kMaxDryTokens) {
     const auto comes_first = [](const auto& a, const auto& b) {
       return a.first != b.first ? a.first > b.first : a.second < b.second;
     };
-    std::ranges::nth_element(kept_, kept_.begin() + kMaxDryTokens, comes_first);
-    kept_.resize(kMaxDryTokens);
+    std::ranges::nth_element(candidates_, candidates_.begin() + kMaxDryTokens, comes_first);
+    candidates_.resize(kMaxDryTokens);
   }
-  for (const auto& [length, next] : kept_) {
+  for (const auto& [length, next] : candidates_) {
     const double exponent = static_cast<double>(length - allowed);
     const double penalty = params.multiplier * std::pow(double{params.base}, exponent);
     penalties_.push_back({next, -static_cast<float>(std::min(penalty, double{kMaxPenalty}))});
@@ -133,19 +133,19 @@ std::span<const kernels::LogitBias> RepeatPenalty::Penalties() {
 }
 
 absl::Status RepeatPenalty::CheckIntegrity() const {
-  const RepeatPenalty anew(rules_, tokens_);
-  if (anew.previous_ != previous_ || anew.latest_ != latest_) {
+  const RepeatPenalty rebuilt(rules_, tokens_);
+  if (rebuilt.previous_ != previous_ || rebuilt.latest_ != latest_) {
     return absl::InternalError("the recorded positions of a token are wrong");
   }
-  if (anew.node_ != node_ || anew.unbroken_ != unbroken_) {
+  if (rebuilt.node_ != node_ || rebuilt.unbroken_ != unbroken_) {
     return absl::InternalError("the state of the breakers does not match the tokens");
   }
   if (unbroken_ == 0) return absl::OkStatus();
   const std::size_t begin = WindowBegin(tokens_.size());
   for (std::uint32_t at = previous_.back(); at != kNone && at >= begin; at = previous_[at]) {
-    const std::size_t most = at - begin + 1;
-    const std::size_t length = std::min<std::size_t>(matches_[at], most);
-    const std::size_t expected = std::min<std::size_t>(anew.matches_[at], most);
+    const std::size_t max_length = at - begin + 1;
+    const std::size_t length = std::min<std::size_t>(matches_[at], max_length);
+    const std::size_t expected = std::min<std::size_t>(rebuilt.matches_[at], max_length);
     if (length == expected) continue;
     return absl::InternalError(
         absl::StrCat("the match at ", at, " has ", length, " tokens, it must have ", expected));

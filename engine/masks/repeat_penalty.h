@@ -80,7 +80,8 @@ class RepeatPenalty {
   // unbroken_, of the match that ends there. Undefined for other positions.
   std::vector<std::uint32_t> matches_;
   absl::flat_hash_map<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
-  std::vector<std::pair<std::uint32_t, std::int32_t>> kept_;  // scratch of Penalties: length, token
+  std::vector<std::pair<std::uint32_t, std::int32_t>>
+      candidates_;  // scratch of Penalties: length, token
   std::vector<kernels::LogitBias> penalties_;
 };
 

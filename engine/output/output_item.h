@@ -23,7 +23,7 @@ struct OutputItem {
     kPromptLogprobs,
     kPooled,  // the complete result of an embedding request
     kToken,   // one sampled token; with `finish`, the last of its choice
-    // The engine has ended a choice: because its stop string matched, or because of `finish`.
+    // The engine has ended a choice, after a stop string matched or with the reason in `finish`.
     kChoiceEnd,
     kRequestEnd  // the last item of the request
   };

@@ -173,7 +173,7 @@ void OutputStage::MakeEvents(Ring& ring, OutputItem& item) {
   }
 }
 
-// Frees the id before the end becomes visible to the client.
+// Frees the request id before the client can see the end of the stream.
 void OutputStage::FinishStream(Ring& ring, OutputItem& item) {
   AcceptedRequest& request = *item.request;
   const auto state = ring.states.find(request.arrival);  // created by MakeEvents

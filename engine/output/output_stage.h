@@ -6,9 +6,9 @@
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker, in order. While the ring of a worker is at
 //             least half full, the engine starts no requests of that worker and runs no rows of its
-//             running requests. Steps in flight and ending requests still add items. If the ring is
-//             full, they overflow into a list. The worker has room when the ring is less than half
-//             full and the list is empty.
+//             running requests. Steps in flight and ending requests still add items. Items that do
+//             not fit into the ring overflow into a list. The worker has room when the ring is less
+//             than half full and the list is empty.
 // Threads:    Reserve may be called from any thread, and Stop after the engine thread has ended.
 //             The engine thread calls everything else. Owns `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.

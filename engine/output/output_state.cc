@@ -254,7 +254,7 @@ void OutputState::WriteDelta(Choice& choice, bool is_last) {
 
 void OutputState::EndChoice(const OutputItem& item) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
-  if (!choice.reason.has_value()) {  // it ended without another token
+  if (!choice.reason.has_value()) {  // the choice ended without another token
     choice.reason = item.finish;
     Flush(choice);
   }

@@ -34,7 +34,7 @@ void TokenStream::Write(OutputEvent event) {
     std::int32_t num_tokens = 0;
     if (auto* delta = std::get_if<DeltaEvent>(&event)) {
       num_tokens = delta->num_tokens;
-      // At most one delta of an index is queued, so this loop inspects few events.
+      // At most one delta per choice is queued, so this loop inspects few events.
       for (auto it = events_.rbegin(); it != events_.rend() && merge_into == nullptr; ++it) {
         auto* waiting = std::get_if<DeltaEvent>(&*it);
         if (waiting != nullptr && waiting->index == delta->index) merge_into = waiting;
@@ -175,7 +175,7 @@ absl::Status TokenStream::CheckIntegrity() const {
       const auto* other = std::get_if<DeltaEvent>(&*later);
       if (other != nullptr && other->index == delta->index) {
         return absl::InternalError(
-            absl::StrCat("two deltas of index ", delta->index, " are queued in one stream"));
+            absl::StrCat("two deltas of choice ", delta->index, " are queued in one stream"));
       }
     }
   }

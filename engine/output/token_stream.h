@@ -3,9 +3,9 @@
 // The bounded output channel of one request: output workers write, and one reader takes events.
 //
 // Place:      between the output stage and the transport (a gRPC reactor, a test).
-// Invariants: there is one StartedEvent, and it comes first. Deltas of an index are in order. There
-//             is at most one CompletedEvent per index, and none for tasks that do not generate
-//             (kScore, kEmbed). Nothing follows Finish. Consecutive deltas of one index are merged
+// Invariants: there is one StartedEvent, and it comes first. Deltas of a choice are in order. There
+//             is at most one CompletedEvent per choice, and none for tasks that do not generate
+//             (kScore, kEmbed). Nothing follows Finish. Consecutive deltas of a choice are merged
 //             until they are taken. The memory of a stream with a slow reader therefore grows only
 //             with its unread tokens. The scheduler limits their number: it does not run a sequence
 //             whose stream has `capacity_tokens` unread tokens. The unread part of a finished
@@ -103,7 +103,7 @@ struct ParsedOutput {
 };
 
 struct DeltaEvent {
-  std::int32_t index = 0;
+  std::int32_t index = 0;  // of the choice
   std::string text;
   ParsedOutput parsed;
   std::vector<std::int32_t> token_ids;
@@ -113,7 +113,7 @@ struct DeltaEvent {
 };
 
 struct CompletedEvent {
-  std::int32_t index = 0;
+  std::int32_t index = 0;  // of the choice
   FinishReason finish_reason = FinishReason::kLength;
   std::optional<std::int32_t> stop_token_id;
   std::optional<std::string> stop_text;
@@ -149,14 +149,14 @@ class TokenStream {
   // Returns the time that Finish set, or 0 before.
   absl::Duration time_to_first_token() const;
   // Sets a callback. After Take returned nothing, the thread that writes the next event or the end
-  // calls it once. The state lock is not held during the call. If an event or the end is already
-  // available, SetReadyCallback itself calls the callback. There is one callback at a time. Null
+  // calls it once, without holding the mutex. If an event or the end is already available,
+  // SetReadyCallback itself calls the callback. There is one callback at a time. Passing null
   // removes it and returns after a running call has ended. Must not be called from inside the
   // callback.
   void SetReadyCallback(std::function<void()> callback);
 
-  // Sets a callback that Abandon calls. Null removes it and returns after a running call has ended.
-  // Must not be called from inside the callback.
+  // Sets a callback that Abandon calls. Passing null removes it and returns after a running call
+  // has ended. Must not be called from inside the callback.
   void SetAbandonedCallback(std::function<void()> callback);
 
   // For the engine, before the reader gets the stream: the reading thread calls `on_read` once,

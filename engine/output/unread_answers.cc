@@ -76,7 +76,7 @@ int UnreadAnswers::Expire(absl::Time now, absl::Duration timeout) {
     }
   }
   for (const Answer& answer : expired) {
-    log::Info("engine", "unread answer ended",
+    log::Info("engine", "unread answer dropped",
               {{"request_id", answer.id}, {"tenant", answer.tenant}});
     answer.stream->Abandon(NotReadError(timeout));
   }

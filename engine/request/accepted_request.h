@@ -7,7 +7,7 @@
 // Place:      referenced by the RequestTable, by signals to the engine thread and by items to the
 //             output workers.
 // Invariants: `request` and the constants never change.
-// Threads:    any. Only the engine thread writes an atomic whose comment names no other writer.
+// Threads:    any. The engine thread writes the atomics, unless a comment names another writer.
 // Lifetime:   shared; freed when no thread needs it.
 
 #include <atomic>
@@ -30,9 +30,8 @@ struct RequestProgress {
   std::atomic<RequestState> state{RequestState::kPreparing};
   std::atomic<std::int32_t> output_tokens{0};
   std::atomic<std::int32_t> pages{0};
-  // How the metrics count the request. is_prepared: as accepted. is_counted_running: in
-  // quire_requests_running and not in quire_requests_waiting.
-  std::atomic<bool> is_prepared{false};
+  std::atomic<bool> is_prepared{false};  // the metrics count the request as accepted
+  // The request is counted in quire_requests_running and not in quire_requests_waiting.
   std::atomic<bool> is_counted_running{false};
   // Written by the text worker.
   std::atomic<std::int32_t> prompt_tokens{0};

@@ -121,17 +121,17 @@ absl::Status AdmissionLimiter::AddTokens(const std::string& tenant, std::int64_t
   // A prompt above the limit never fits, so the error does not suggest a retry.
   const std::int64_t of_tenant = tenants_.LimitsOf(tenant).max_queued_tokens.value_or(
       std::numeric_limits<std::int64_t>::max());
-  const std::int64_t most = std::min(max_tokens_, of_tenant);
-  if (tokens > most) {
+  const std::int64_t limit = std::min(max_tokens_, of_tenant);
+  if (tokens > limit) {
     const std::string tenant_suffix =
         of_tenant < max_tokens_ ? absl::StrCat(" of tenant \"", tenant, "\"") : "";
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
                           "prompt has ", tokens, " tokens, the limit of waiting tokens",
-                          tenant_suffix, " is ", most, " (max_queued_tokens)")),
+                          tenant_suffix, " is ", limit, " (max_queued_tokens)")),
                       Reason::kExceedsCapacity,
                       {{"field", "prompt"},
                        {"prompt_tokens", absl::StrCat(tokens)},
-                       {"limit", absl::StrCat(most)}});
+                       {"limit", absl::StrCat(limit)}});
   }
   QUIRE_RETURN_IF_ERROR(CheckTenantTokens(tenant, tokens));
   if (tokens > max_tokens_ - tokens_) return FullError("tokens", max_tokens_, /*unread=*/0);

@@ -51,11 +51,9 @@ struct WorkAhead {
   double output_tokens_per_second = 0;
 };
 
-// The shortest retry delay. A shorter one would be useless: the client would find the same full
-// queue.
+// The shortest retry delay. After a shorter delay the client would find the queue still full.
 inline constexpr absl::Duration kMinRetryDelay = absl::Seconds(1);
-// The longest retry delay. A longer one would be a guess: a very low rate does not predict the
-// future.
+// The longest retry delay. Longer delays would follow from a very low rate, which predicts little.
 inline constexpr absl::Duration kMaxRetryDelay = absl::Minutes(10);
 
 // The numbers of unread finished answers, which count towards the limits of requests

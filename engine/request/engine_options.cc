@@ -11,10 +11,10 @@ namespace quire::engine {
 namespace {
 
 absl::Status CheckStartBounds(const HotOptions& start, const HotOptions& next) {
-  auto check = [](absl::string_view name, std::int32_t value, std::int32_t most) {
-    if (value <= most) return absl::OkStatus();
+  auto check = [](absl::string_view name, std::int32_t value, std::int32_t limit) {
+    if (value <= limit) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        name, " is ", value, ", it must be at most the value in effect at start, ", most));
+        name, " is ", value, ", it must be at most the value in effect at start, ", limit));
   };
   QUIRE_RETURN_IF_ERROR(check("scheduler.max_running_sequences", next.max_running_sequences,
                               start.max_running_sequences));
@@ -27,9 +27,9 @@ absl::Status CheckStartBounds(const HotOptions& start, const HotOptions& next) {
 
 absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_tokens) {
   const auto page_size = static_cast<std::int32_t>(page_tokens);
-  auto too_small = [](absl::string_view name, std::int64_t value, std::int64_t least) {
+  auto too_small = [](absl::string_view name, std::int64_t value, std::int64_t min) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, ", must be at least ", least));
+        absl::StrCat(name, " is ", value, ", must be at least ", min));
   };
   if (options.max_running_sequences < 1) {
     return too_small("scheduler.max_running_sequences", options.max_running_sequences, 1);

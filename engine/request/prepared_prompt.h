@@ -34,7 +34,7 @@ struct PreparedPrompt {
   bool is_truncated = false;     // the prompt lost its first tokens
   bool opens_reasoning = false;  // the answer begins inside a reasoning section
   // True if the answer cannot contain reasoning, because the prompt ends after a reasoning section,
-  // or in a continued message outside of one.
+  // or inside a continued message but outside its reasoning.
   bool is_after_reasoning = false;
   text::DetokenizerState answer_start;  // detokenizer state at the start of each choice
   // Maximum number of cached tokens of one choice: its prompt and its answer without the last
@@ -42,7 +42,7 @@ struct PreparedPrompt {
   std::uint32_t limit_tokens = 0;
   // Maximum number of pages that one choice holds at any moment.
   std::uint32_t max_pages_of_one_choice = 0;
-  std::uint32_t shared_pages = 0;  // number of these that all choices share: full prompt pages
+  std::uint32_t shared_pages = 0;  // number of pages that all choices share (full prompt pages)
   // Token ids that end a choice: end-of-sequence and stop ids, distinct.
   std::vector<std::int32_t> end_ids;
   std::vector<kernels::LogitBias> bias;

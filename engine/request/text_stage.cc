@@ -50,11 +50,11 @@ bool TruncatesPrompt(const EngineOptions& options, const Request& request) {
 // check precedes tokenization, which would take a text worker seconds for such a text.
 absl::Status CheckBytes(const EngineOptions& options, const text::Tokenizer& tokenizer,
                         const Request& request, absl::string_view text) {
-  const std::optional<std::size_t> longest = tokenizer.max_token_bytes();
-  if (!longest || TruncatesPrompt(options, request)) return absl::OkStatus();
-  const std::size_t fewest = (text.size() + *longest - 1) / *longest;
-  if (fewest < static_cast<std::size_t>(options.max_context_tokens)) return absl::OkStatus();
-  return TooLongError("at least ", fewest, options.max_context_tokens);
+  const std::optional<std::size_t> max_bytes = tokenizer.max_token_bytes();
+  if (!max_bytes || TruncatesPrompt(options, request)) return absl::OkStatus();
+  const std::size_t min_tokens = (text.size() + *max_bytes - 1) / *max_bytes;
+  if (min_tokens < static_cast<std::size_t>(options.max_context_tokens)) return absl::OkStatus();
+  return TooLongError("at least ", min_tokens, options.max_context_tokens);
 }
 
 absl::StatusOr<std::vector<std::int32_t>> TokenizeChat(const EngineOptions& options,
@@ -98,7 +98,8 @@ absl::Status CheckUtf8(absl::string_view name, absl::string_view text) {
       Reason::kBadUtf8, {{"field", std::string(name)}, {"byte_offset", absl::StrCat(*offset)}});
 }
 
-// Truncates a text to embed: keeps its beginning and all tokens that the tokenizer adds.
+// Truncates a text to embed: keeps its beginning and all tokens that the tokenizer adds. `bare`
+// has the tokens of the text without added ones.
 void CutToContext(const std::vector<std::int32_t>& bare, std::size_t context,
                   std::vector<std::int32_t>* tokens) {
   if (tokens->size() <= context) return;

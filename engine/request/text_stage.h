@@ -5,8 +5,8 @@
 //
 // Place:      between Accept and the engine's inbox.
 // Invariants: every submitted prompt causes one kPrepared signal, whether preparation succeeds or
-//             fails. If the compilation of its constraint is cancelled, there is no such signal.
-//             Workers take prompts round-robin across tenants.
+//             fails, unless the compilation of its constraint is cancelled. Workers take prompts
+//             round-robin across tenants.
 // Threads:    Submit may be called from any thread. Owns `options.text_threads` workers.
 // Lifetime:   tokenizer, limiter and probe outlive it.
 

@@ -103,7 +103,8 @@ bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
 }
 
 // max_running_sequences may have been lowered below the number of rows in use. A request with more
-// choices than that was accepted under an earlier value. It runs when no other sequence does.
+// choices than the present limit was accepted under an earlier one, and runs when no other sequence
+// does.
 bool Admission::HasRows(std::size_t rows) const {
   const std::size_t used = rows_->num_used();
   return rows <= rows_->num_free() &&
@@ -130,8 +131,8 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   cache::PrefixMatch match = MatchPrefix(*cache_, sequence);
   const std::uint32_t total = sequence.total();
   std::uint32_t chunk = draft_->ChunkTokens(match.num_tokens, sequence.chunk_end(), total);
-  // `chunk` may be 0 if the only remaining token waits for its mask, which is computed from
-  // admission on.
+  // Masks are computed from admission on. So a sequence is admitted with `chunk` 0 if its only
+  // remaining token waits for its mask.
   if (chunk == 0 && match.num_tokens < sequence.chunk_end()) return Result::kNoTokens;
   blocked_ = {};
   Blocked attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),

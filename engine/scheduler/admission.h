@@ -56,8 +56,8 @@ class Admission {
   void Add(ScheduledRequest* request);
   // Starts the planning of a step.
   void BeginStep() { stuck_ = nullptr; }
-  // Admits requests in order as long as they come before the prompt `next`. If `next` is null,
-  // there is no such condition. Returns false if no further request can be admitted in this step.
+  // Admits requests in order while they precede the prompt `next`. If `next` is null, admits
+  // requests while possible. Returns false if no further request can be admitted in this step.
   bool AdmitBefore(const Sequence* next, absl::Time now);
   // Called when a choice has ended by itself. Releases the reservation of the pages that only this
   // choice may use. REQUIRES: live_choices does not count the choice any more.

@@ -69,10 +69,10 @@ void DecodePlanner::AddRows(const Admission& admission) {
   std::erase_if(ready_, [](const Sequence* sequence) { return !sequence->active(); });
   for (const Sequence* sequence : ready_) tokens += NextTokens(*sequence);
   std::uint32_t limit = draft_->budget();
-  const std::uint32_t without_page = limit > page_size_ ? limit - page_size_ : limit;
-  // The check for prompts is needed only if leaving a page for them displaces decode rows.
-  if (tokens > without_page && (num_prompts_ > 0 || admission.AnyMayStart())) {
-    limit = without_page;
+  const std::uint32_t without_prompts = limit > page_size_ ? limit - page_size_ : limit;
+  // The check for prompts is needed only if leaving tokens for them displaces decode rows.
+  if (tokens > without_prompts && (num_prompts_ > 0 || admission.AnyMayStart())) {
+    limit = without_prompts;
   }
   for (Sequence* sequence : ready_) {
     const std::uint32_t next = NextTokens(*sequence);

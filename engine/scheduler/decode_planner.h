@@ -30,10 +30,10 @@ class DecodePlanner {
   // and no page may be missing for the fork.
   bool Select();
   // Reserves pages for the next tokens of the rows that Select found. A row that gets too few pages
-  // is left out. Returns false if the step in flight must be collected first.
+  // is left out. `ahead`: a step is in flight. Returns false if that step must be collected first.
   bool TakePages(bool ahead);
-  // Adds the rows that still have their pages to the draft. One page of the budget is left for
-  // prompts if there are any.
+  // Adds the rows that still have their pages to the draft. If there are prompts, page_size tokens
+  // of the budget are left for them.
   void AddRows(const Admission& admission);
 
   // Returns whether a decoding request has a client that waits for its next token. Includes rows

@@ -5,8 +5,8 @@
 //
 // Place:      called by RowPool, which frees the pages; the sequence is computed again later.
 // Invariants: the oldest admitted sequence that can run is never chosen. It always reaches its end:
-//             all other sequences can be preempted for it, and it fits alone, since larger requests
-//             are refused (EXCEEDS_CAPACITY).
+//             all other sequences can be preempted for it, and it fits alone, because larger
+//             requests are rejected (EXCEEDS_CAPACITY).
 // Threads:    engine thread only.
 // Lifetime:   none.
 

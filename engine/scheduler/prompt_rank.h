@@ -21,9 +21,9 @@ inline std::uint32_t LengthClass(std::uint32_t tokens) {
   return static_cast<std::uint32_t>(std::bit_width(tokens)) / 2;
 }
 
-// Among the prompts of one tenant, the lesser rank is served first.
+// Among the prompts of one tenant, the prompt with the lowest rank is served first.
 struct PromptRank {
-  // The priority. For a waiting request, minus the number of aging intervals that it has waited.
+  // The priority. A waiting request subtracts the number of aging intervals that it has waited.
   std::int64_t level = 0;
   std::uint32_t length_class = 0;  // class of the number of tokens left to compute
   auto operator<=>(const PromptRank&) const = default;

@@ -65,7 +65,7 @@ class RowPool {
   // Allocates pages for the first `tokens` tokens. With overcommit, victims are preempted for them
   // and appended to `preempted`. In safe mode a page can be missing only while other pages are
   // being cleared, are being copied or are held by a step in flight. All of them are available
-  // after the next step.
+  // after the next step. `ahead`: a step is in flight, so no sequence may be preempted.
   GrowResult Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
                   std::vector<Sequence*>* preempted);
   // See Scheduler.
@@ -89,7 +89,7 @@ class RowPool {
   const StepCounter* const steps_;
   const AdmissionMode admission_;
   const std::int32_t max_preemptions_;
-  const std::size_t num_rows_;  // max_running_sequences at the start; the cache has memory for them
+  const std::size_t num_rows_;  // max_running_sequences at start, for which the cache has memory
   std::vector<std::uint32_t> free_rows_;
   std::vector<Sequence*> running_;
   std::vector<Sequence*> preempted_;

@@ -15,8 +15,8 @@
 // must fit into the target (StepTimeTarget).
 //
 // Place:      between StepPipeline and CacheManager. Takes and frees pages; never runs anything.
-// Invariants: see CheckIntegrity(). Its results depend only on its calls: no clock, no hash order,
-//             no other thread, no output stream. Stalls of output are reported to it.
+// Invariants: see CheckIntegrity(). Its results depend only on its calls, not on a clock, the order
+//             of a hash table, other threads or output streams.
 // Threads:    engine thread only.
 // Lifetime:   the cache outlives it; requests stay alive while they are in it.
 

@@ -30,8 +30,8 @@ struct SchedulerPolicy {
   // The minimum while several tenants have requests: the prompts of one tenant should not delay the
   // streams of another.
   absl::Duration min_target_several_tenants = absl::Milliseconds(1);
-  // Two tenants count as concurrent for this long after both had requests. The next request of the
-  // second tenant is expected to arrive within a step that was planned without it.
+  // Two tenants count as concurrent for this long after both had requests, because the next request
+  // of either tenant may arrive during a step.
   absl::Duration tenant_return_time = absl::Seconds(10);
   // Steps are planned for this fraction of the target, since some take longer than expected.
   double planned_share_of_target = 0.9;

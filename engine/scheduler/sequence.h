@@ -48,7 +48,7 @@ enum class SequenceState : std::uint8_t {
 enum class WaitCause : std::uint8_t {
   kNone,        // the sequence is not in kWaiting
   kPrompt,      // a text worker prepares the prompt
-  kFirstChoice  // the first choice computes the prompt: this one has a row and no pages
+  kFirstChoice  // the first choice computes the prompt; this choice has a row and no pages
 };
 
 struct SequenceTransition {

@@ -59,11 +59,11 @@ std::uint32_t StepDraft::ChunkTokens(std::uint32_t computed, std::uint32_t total
   }
   const absl::Duration left =
       time_target_ * policy_.planned_share_of_target - model_->Predict(plan_.work);
-  const std::uint32_t least = plan_.prefills.empty() ? policy_.row_tile : 0;
-  chunk = std::min(chunk, std::max(model_->PromptTokensWithin(left, computed), least));
-  if (chunk == remaining || chunk <= least) return chunk;
+  const std::uint32_t min_chunk = plan_.prefills.empty() ? policy_.row_tile : 0;
+  chunk = std::min(chunk, std::max(model_->PromptTokensWithin(left, computed), min_chunk));
+  if (chunk == remaining || chunk <= min_chunk) return chunk;
   const std::uint32_t past_tile = (plan_.num_tokens + chunk) % policy_.row_tile;
-  return std::max(chunk > past_tile ? chunk - past_tile : 0, least);
+  return std::max(chunk > past_tile ? chunk - past_tile : 0, min_chunk);
 }
 
 bool StepDraft::ForksAfter(const Sequence& sequence, std::uint32_t end) const {

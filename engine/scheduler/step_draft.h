@@ -75,7 +75,8 @@ class StepDraft {
   const cache::CacheManager* const cache_;
   const StepTimeModel* const model_;
   const std::uint32_t page_size_;
-  // Maximum length of a chunk in a model with window groups, whose page demand was computed for it.
+  // Maximum length of a chunk in a model with window groups. The page demand of these groups was
+  // computed for this length.
   const std::uint32_t max_window_chunk_;
   StepPlan plan_;
   std::uint32_t budget_ = 0;

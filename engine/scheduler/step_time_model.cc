@@ -19,9 +19,9 @@ constexpr double kKeepDecodes = 0.98;
 constexpr double kKeepPrompts = 0.95;
 
 // Once kTrusted steps of a kind are known, a measured time is clamped to between 1 / kOutlier and
-// kOutlier times the expected time. If it then differs by more than kSurprise, the machine may have
-// become slower or faster. The weights of earlier steps then decay by kKeepSurprised, because fast
-// steps weigh more and would dominate the fit.
+// kOutlier times the expected time. If the clamped time differs from the expected time by more than
+// a factor of kSurprise, the machine may have become slower or faster. The weights of earlier steps
+// then decay by kKeepSurprised, because fast steps weigh more and would dominate the fit.
 constexpr double kOutlier = 3;
 constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;

@@ -15,10 +15,10 @@
 namespace quire::engine {
 
 // The requests that were never admitted, in the order in which they will be admitted. Tenants are
-// ordered by TenantRequests::order. The requests of one tenant are ordered by priority minus one
-// for each aging interval waited, deadline, LengthClass of the tokens to compute, and arrival. So a
-// priority or a deadline orders only the requests of its own tenant. Without aging the length is
-// ignored, because a long request could otherwise wait forever.
+// ordered by TenantRequests::order. The requests of one tenant are ordered by level (the priority
+// minus the aging intervals waited), then by deadline, by LengthClass of the tokens to compute, and
+// by arrival. So a priority or a deadline orders only requests of one tenant. Without aging the
+// length is ignored, because a long request could otherwise wait forever.
 //
 // A timer moves each request when it ages, so no operation scans all waiting requests.
 //

@@ -136,19 +136,20 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
   flight_->pool_owners.push_back({sequence.request});
 }
 
-// Samples the token at `position`. Whether end tokens are banned depends on the position. While the
-// token before it is in flight, the history lacks that token, so `sample_in_flight` refers to it.
+// Samples the token at `position`. End tokens are banned before min_tokens. If the token before
+// `position` is still in flight, the history lacks it, and `sample_in_flight` refers to it.
 void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
-  const Sequence& known = live.forked ? sequence : *live.sequences.front();
-  QUIRE_CHECK(position == known.total() || position == known.total() + 1);
-  const std::span<const kernels::TokenCount> history = known.history.entries();
-  const bool lacks_last = !history.empty() && position > known.total();
-  const std::int32_t in_flight = lacks_last ? static_cast<std::int32_t>(known.sample_index) : -1;
+  const Sequence& history_owner = live.forked ? sequence : *live.sequences.front();
+  QUIRE_CHECK(position == history_owner.total() || position == history_owner.total() + 1);
+  const std::span<const kernels::TokenCount> history = history_owner.history.entries();
+  const bool lacks_last = !history.empty() && position > history_owner.total();
+  const std::int32_t in_flight =
+      lacks_last ? static_cast<std::int32_t>(history_owner.sample_index) : -1;
   const SamplingParams& params = live.request.sampling;
   const auto& allowed = live.prompt.mask_rules.allowed;
-  const bool holds_end =
-      static_cast<std::int32_t>(position - known.prompt_tokens) < live.request.stopping.min_tokens;
+  const bool bans_end_tokens = static_cast<std::int32_t>(position - history_owner.prompt_tokens) <
+                               live.request.stopping.min_tokens;
   runtime::StepBatch& batch = flight_->batch;
   sequence.sample_index = static_cast<std::uint32_t>(batch.samples.size());
   ++sequence.samples_in_flight;
@@ -173,7 +174,8 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
               .bias = live.prompt.bias.data(),
               .bias_size = static_cast<std::uint32_t>(live.prompt.bias.size()),
               .banned = live.prompt.end_ids.data(),
-              .banned_size = holds_end ? static_cast<std::uint32_t>(live.prompt.end_ids.size()) : 0,
+              .banned_size =
+                  bans_end_tokens ? static_cast<std::uint32_t>(live.prompt.end_ids.size()) : 0,
               .allowed = allowed == nullptr ? nullptr : allowed->data(),
               .text_vocab = 0,
               .has_text = nullptr,
@@ -188,10 +190,10 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
 void BatchBuilder::CompleteSample(InFlightStep* flight, std::size_t index) const {
   const Sequence& sequence = *flight->sample_owners[index].sequence;
   const ScheduledRequest& live = *sequence.request;
-  const Sequence& known = live.forked ? sequence : *live.sequences.front();
+  const Sequence& history_owner = live.forked ? sequence : *live.sequences.front();
   runtime::StepSample& sample = flight->batch.samples[index];
-  QUIRE_CHECK(sample.row.position == known.total());
-  const std::span<const kernels::TokenCount> history = known.history.entries();
+  QUIRE_CHECK(sample.row.position == history_owner.total());
+  const std::span<const kernels::TokenCount> history = history_owner.history.entries();
   sample.row.history = history.data();
   sample.row.history_size = static_cast<std::uint32_t>(history.size());
   sample.sample_in_flight = -1;

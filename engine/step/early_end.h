@@ -14,9 +14,9 @@ namespace quire::engine {
 struct EarlyEnd {
   CancelSource source = CancelSource::kClient;
   absl::Time time;
-  absl::Duration slow_client_timeout;  // kSlowClient: the option
-  absl::Duration retry_delay;          // kQueueTimeout: the delay of the queue
-  std::string text = {};               // kAdmin: the operator's text
+  absl::Duration slow_client_timeout;  // for kSlowClient: the configured timeout
+  absl::Duration retry_delay;          // for kQueueTimeout: when the client should retry
+  std::string text = {};               // for kAdmin: the operator's reason
 };
 
 // Returns a status with the reason of the source. For kDeadline, the status also names the stage

@@ -620,7 +620,7 @@ def test_unread_responses_count_as_queued_and_time_out(api, tmp_path, how):
             # A place is free once the first response has ended. The second one also ends by itself. Over HTTP it may end
             # with its connection, which stalled long before the response was complete.
             ended = 1 if how == "openai stream" else 2
-            wait_until(lambda: daemon.log.count("unread answer ended") >= ended, "lines of the log")
+            wait_until(lambda: daemon.log.count("unread answer dropped") >= ended, "lines of the log")
 
 
 def test_the_command_line_client_supports_tls_and_tokens(authority, tmp_path):
