@@ -15,7 +15,7 @@ namespace quire {
 // A bounded FIFO queue for any number of producer and consumer threads. A push to a full queue
 // fails, and the producer decides which work to reject.
 //
-// Place:      carries work between threads: admission and control inboxes, text jobs, output.
+// Place:      between threads that exchange work: the output rings and the jobs of call workers.
 // Invariants: 0 <= size() <= capacity(). After Close every push fails; queued values can still be
 //             popped.
 // Threads:    thread-safe.

@@ -2,10 +2,10 @@
 
 // Clock is an injectable time source, so that tests of deadlines do not have to sleep.
 //
-// Deadlines and heartbeats are times on one monotonic timeline, which changes of the wall clock do
-// not affect. The timeline starts at the wall-clock time of the first call to MonotonicNow, so its
-// times look like wall-clock times. Convert with ToWall() before showing a time to a person or
-// client. Convert a wall-clock time from a caller with FromWall() before comparing it.
+// Deadlines and heartbeats are times on one monotonic timeline. Changes of the wall clock do not
+// affect it. It starts at the wall-clock time of the first call to MonotonicNow, so its times look
+// like wall-clock times. Convert with ToWall() before showing a time to a person or client. Convert
+// a wall-clock time from a caller with FromWall() before comparing it.
 // tools/checks/style_check.py lists the files that may read the wall clock directly.
 
 #include "absl/time/time.h"

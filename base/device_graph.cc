@@ -33,7 +33,7 @@ absl::StatusOr<Executable> Instantiate(cudaGraph_t graph) {
 absl::StatusOr<DeviceGraph> DeviceGraph::Capture(const Stream& stream,
                                                  absl::FunctionRef<absl::Status()> enqueue) {
   QUIRE_CHECK(stream.cuda() != nullptr);
-  // kThreadLocal: other threads may allocate and synchronize during the capture.
+  // In this mode, other threads may allocate and synchronize during the capture.
   QUIRE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamBeginCapture(stream.cuda(), cudaStreamCaptureModeThreadLocal),
                  "cannot start the capture of a graph"));

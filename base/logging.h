@@ -18,10 +18,9 @@
 //             most one second for queued lines. Code that ends the process in another way must call
 //             Flush first.
 //
-// Sinks of spdlog write the finished lines. Everything else is implemented here, because spdlog
-// lacks fields, JSON, a rate limit per call site and levels for loggers that do not exist yet.
-// Version 1.10 of spdlog cannot reopen the log file. The queue of spdlog drops the oldest lines
-// silently, and its shutdown waits for the last line without a timeout.
+// Sinks of spdlog write the finished lines. Its loggers lack fields, JSON, a rate limit per call
+// site and levels for loggers that do not exist yet. Version 1.10 cannot reopen the log file. Its
+// queue drops the oldest lines silently, and its shutdown waits without a timeout.
 
 #include <concepts>
 #include <cstdint>

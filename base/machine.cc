@@ -110,7 +110,7 @@ class Topology {
 std::optional<int> QuotaOf(absl::string_view quota, absl::string_view period) {
   std::int64_t quota_us = 0, period_us = 0;
   if (!absl::SimpleAtoi(quota, &quota_us) || !absl::SimpleAtoi(period, &period_us)) {
-    return std::nullopt;  // "max"
+    return std::nullopt;  // the quota is "max"
   }
   if (quota_us <= 0 || period_us <= 0) return std::nullopt;  // -1 in version 1 means no limit
   return static_cast<int>((quota_us + period_us - 1) / period_us);

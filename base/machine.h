@@ -34,8 +34,8 @@ class Machine {
   // places the threads. If several processes bound a few threads each, all would bind them to the
   // same first cores.
   std::vector<int> CpusToBind(int num_threads) const;
-  // The best level that the CPU and the system support: "amx", "avx512_vnni", "avx512", "avx_vnni",
-  // "avx2", "neon" or "baseline".
+  // The best instruction-set level that the CPU and the system support: "amx", "avx512_vnni",
+  // "avx512", "avx_vnni", "avx2", "neon" or "baseline".
   const std::string& isa() const { return isa_; }
   // The CPU's name, such as "AMD EPYC 9654 96-Core Processor", or "unknown".
   const std::string& cpu_model() const { return cpu_model_; }

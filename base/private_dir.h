@@ -3,7 +3,7 @@
 // Directories that only the user of this process may enter, for sockets in shared locations such as
 // /tmp.
 //
-// Place:   base/; the daemon creates them, and the client accepts no other directories.
+// Place:   base/. The daemon creates such directories, and the client accepts no others.
 // Threads: any.
 
 #include <string>

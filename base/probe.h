@@ -3,10 +3,12 @@
 // Metrics: handles that the layers increment, and a registry that owns the values and prints them
 // in the Prometheus text format.
 //
-// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used, for these reasons.
-// Its histograms take a lock, but the step path must not wait for locks, and they observe one value
-// at a time. It has no callback metrics. If two metrics change together, a scrape can see only one
-// of the changes (see Registry::Update). A second, different help text of a name is ignored.
+// prometheus-cpp 1.0 checks names and writes the text. Its registry is not used:
+//   - Its histograms take a lock, but the step path must not wait for locks.
+//   - Its histograms observe only one value at a time.
+//   - It has no callback metrics.
+//   - If two metrics change together, a scrape can see only one of the changes (Registry::Update).
+//   - It ignores a second, different help text of a name.
 //
 //   probe::Registry registry;
 //   probe::Counter steps = registry.AddCounter("quire_engine_steps_total", "Steps run.",
@@ -106,8 +108,7 @@ class Histogram {
 // Place:      created by the daemon and passed to engine, cache and server.
 // Invariants: a name has one family. Adding the same name, type and labels again returns the same
 //             handle. A different type or help text fails a QUIRE_CHECK, as does a name or label
-//             that promtool would reject. Names are constants, so any test that adds an invalid
-//             name finds it.
+//             that promtool would reject.
 // Threads:    thread-safe. Add methods lock and must not run on the step path.
 // Lifetime:   outlives its handles. The objects that callbacks use must outlive the last call of
 //             Expose.

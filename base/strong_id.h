@@ -1,6 +1,6 @@
 #pragma once
 
-// An integer that is comparable only with its own type, so that a BlockId is never taken for a
+// An integer that is comparable only with its own type, so that a BlockId cannot be used as a
 // BatchRow.
 //
 //   using BlockId = StrongId<struct BlockIdTag, std::uint32_t>;

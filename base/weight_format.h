@@ -47,7 +47,7 @@ struct QuantizedShape {
   // (kernels/linear/fp8_rows.h).
   bool quantizes_activations = false;
   // Only with quantizes_activations on GPUs: the matrix may be stored row-major, which the device's
-  // fp8 matrix product needs. Then only Linear supports it, and only with bf16 x.
+  // fp8 matrix product needs. Only Linear supports such a matrix, and only with bf16 x.
   bool allows_row_major = false;
 
   // True if there is one f32 scale per feature instead of one scale per group.

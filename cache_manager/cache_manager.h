@@ -31,8 +31,8 @@
 // values.
 //
 // Place:      above the pool and the prefix cache; below the scheduler.
-// Invariants: I1 to I11 and I13 to I16 of docs/kv_cache.md, except for statements about several
-//             tiers, and the invariants of the five classes above. See CheckIntegrity().
+// Invariants: I1 to I11 and I13 to I16 of docs/kv_cache.md, and the invariants of the five classes
+//             above. See CheckIntegrity().
 // Threads:    engine thread only. HashPages (page_hash.h) may run on any thread.
 // Lifetime:   must outlive every step that reads its arrays.
 
@@ -116,9 +116,9 @@ class CacheManager {
   // `root`. If the match has partial sources, one page per group is allocated, and a copy
   // (PageCopy) into it is queued. The sources stay referenced until the copy has completed. With
   // states, the row gets a slot, and the state of the match is not evicted before the row's first
-  // step has completed. If too few pages or slots are available, returns RESOURCE_EXHAUSTED. If the
-  // match is outdated, returns ABORTED. Neither error changes anything. With states, the steps that
-  // compute the first `prompt_tokens` tokens may write snapshots for later requests (RowStates).
+  // step has completed. The steps that compute the first `prompt_tokens` tokens may then write
+  // snapshots for later requests (RowStates). If too few pages or slots are available, returns
+  // RESOURCE_EXHAUSTED. If the match is outdated, returns ABORTED. Neither error changes anything.
   // REQUIRES: the row has no pages.
   absl::Status Attach(BatchRow row, const PrefixMatch& match, const Hash128& root,
                       std::uint32_t prompt_tokens = 0);
@@ -152,7 +152,7 @@ class CacheManager {
   void SetPublish(BatchRow row, bool enabled) { index_.SetPublish(row, enabled); }
 
   // Reports that the last completed step computed finite logits for token `tokens` - 1 of the row.
-  // Every full page that this token attended to as a whole is then proven finite. A page of a
+  // Every full page that this token attended to completely is then proven finite. A page of a
   // window group is not proven if it begins before the token's window. A page that the row adopted
   // (Publish) is proven only by steps launched after the adoption. REQUIRES: the row has pages for
   // these tokens; tokens > 0.
@@ -249,8 +249,8 @@ class CacheManager {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }
   bool has_states() const { return states_.is_enabled(); }
-  // Returns the number of the row's next `tokens` prompt tokens that one step may compute. A longer
-  // step would miss a snapshot that other requests can use. Returns `tokens` if the row publishes
+  // Returns how many of the row's next `tokens` prompt tokens one step may compute. A longer step
+  // would miss a snapshot that other requests can use. Returns `tokens` if the row publishes
   // nothing.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) {
     return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
@@ -288,8 +288,8 @@ class CacheManager {
 
   CacheManager(const CacheManagerOptions& options, std::vector<LookupTable> tables);
 
-  // Makes the snapshot that the row's last step wrote the state of its prefix node. Frees the
-  // snapshot if that node does not exist.
+  // Attaches the snapshot that the row's last step wrote to its prefix node. Frees the snapshot if
+  // that node does not exist.
   void PublishSnapshot(BatchRow row);
   absl::Status CheckReferences() const;
 

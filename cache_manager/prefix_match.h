@@ -19,7 +19,7 @@ struct PrefixMatch {
   std::vector<BlockId> pages;
   std::vector<BlockId> partial_sources;  // empty, or one page per group to copy from
   std::uint32_t partial_rows = 0;        // number of tokens to copy from the partial sources
-  // Leading tokens whose pages are all proven finite (FiniteProof); covers full pages only.
+  // Number of leading tokens in full pages that are proven finite (FiniteProof).
   std::uint32_t proven_tokens = 0;
   bool is_partial_proven = false;  // true if all partial_sources are proven finite
   std::uint64_t generation = 0;    // PrefixCache::generation() at the time of the match

@@ -23,9 +23,9 @@ namespace quire::cache {
 // Place:      above BlockPool, PrefixCache and StepWork; below FiniteProof and PrefixIndex. Knows
 //             columns and pages, not tokens.
 // Invariants: in a group without window the pages of every row begin at column 0. In the widest
-//             group the pages of a row begin no later than in any other group. They end at the same
-//             column in all groups without window, and at the same, not later, column in all window
-//             groups. See CheckIntegrity().
+//             group the pages of a row begin no later than in any other group. All groups without
+//             window end at the same column. All window groups also end at one column, which is not
+//             later. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the pool, the prefix cache and the step work.
 class RowPages {

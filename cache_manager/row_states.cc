@@ -201,8 +201,8 @@ std::uint32_t RowStates::LimitChunk(BatchRow row, std::uint32_t tokens) const {
 
 // The position where the prompt diverged from published pages has priority, because other prompts
 // share the tokens before it. The second choice is the last page end that a repetition of the
-// prompt can use. The third is the last multiple of the interval before it, for prompts that
-// diverge from this one earlier.
+// prompt can use. The third is the last multiple of the interval before that page end, for prompts
+// that diverge from this prompt earlier.
 std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
                                         std::uint32_t end) const {
   const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };

@@ -23,8 +23,8 @@ namespace quire::cache {
 // row's own slot, so nothing is copied. A step may also write a snapshot of the state, which
 // becomes the state of a prefix node when the step has completed.
 //
-// A model without recurrent layers has no slots. The functions then do nothing, except that
-// HandOver, snapshot_tokens and PublishSnapshot must not be called.
+// A model without recurrent layers has no slots. The functions then do nothing, but HandOver,
+// snapshot_tokens and PublishSnapshot must not be called.
 //
 // Place:      above StatePool and PrefixCache, below CacheManager, beside RowPages. Knows slots,
 //             positions and nodes, not tokens.
@@ -88,8 +88,8 @@ class RowStates {
   // has read or written are then finite too, if they follow at most `tokens` tokens.
   void SetProven(BatchRow row, std::uint32_t tokens);
 
-  // Returns the number of the row's next `tokens` tokens that one step may compute without missing
-  // a snapshot. A step writes at most one snapshot. If a step would reach both the position where
+  // Returns how many of the row's next `tokens` tokens one step may compute without missing a
+  // snapshot. A step writes at most one snapshot. If a step would reach both the position where
   // the row diverged from a published path and the last reusable page end, it must end at the first
   // of these.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;

@@ -20,8 +20,8 @@ struct CacheGroup {
 // pages that the window of its next token reaches and the pages of the tokens being computed. It
 // also holds its last full page, which its next page continues.
 //
-// Place:      beside CacheManager, whose demand() returns an object for its options. Memory
-//             planning creates another object for the same groups before the cache exists.
+// Place:      part of CacheManager (demand()). Memory planning also creates one, before the cache
+//             exists.
 // Threads:    any; a value type.
 class PageDemand {
  public:

@@ -226,8 +226,9 @@ class PrefixCache {
   absl::Status CheckTree() const;
   absl::Status CheckEvictionOrder(std::size_t group) const;
 
-  // Returns the index in path_states_ of the snapshot to remove next. Considers only snapshots at
-  // branches if `at_branches`, and otherwise only the others. Returns 0 if none may be removed.
+  // Returns the index in path_states_ of the snapshot to remove next. If `at_branches`, considers
+  // only snapshots at branches, and otherwise only snapshots elsewhere. Returns 0 if none may be
+  // removed.
   std::size_t FindThinnest(bool at_branches) const;
 
   struct PathState {

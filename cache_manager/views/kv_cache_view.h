@@ -1,8 +1,7 @@
 #pragma once
 
 // Views of a paged KV cache: small values through which kernels and tests read and write the K or V
-// of one layer. No other code computes addresses in the cache (KvGeometry explains P, H, D, S and
-// G):
+// of one layer. No other code computes addresses in the cache. With P, H, D, S and G of KvGeometry:
 //
 //   row(b, t)           = lut[b][t / P] * R + t mod P
 //   element(b, t, h, d) = base + row * H*D + h*D + d
@@ -242,7 +241,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::int64_t num_kv_rows() const {
     return (std::int64_t{num_blocks} - 1) * rows_per_page + page_size();
   }
-  // Returns the first column of head h in the view as a matrix [rows, H*D].
+  // Returns the first column of head h in the view, seen as a matrix [rows, H*D].
   QUIRE_HOST_DEVICE std::uint32_t col_idx(std::uint32_t h) const {
     QUIRE_DCHECK(h < num_heads());
     return h * head_size();

@@ -31,7 +31,7 @@ namespace quire::kernels::cuda {
 enum class TmaSwizzle : std::uint8_t { kNone, k32B, k64B, k128B };
 enum class TmaL2Promotion : std::uint8_t { kNone, k64B, k128B, k256B };
 
-// Selects how the 128-byte column chunks of a row are copied.
+// Selects how the 128-byte column chunks of a row are copied. `unit` is the elements of one chunk.
 //   kNone: one copy per chunk.
 //   kTile: one box of all chunks, with the layout of kNone in shared memory: [chunk][row][unit].
 //   kRows: groups of 8 rows, [row / 8][chunk][row % 8][unit], so that one copy loads a whole page.

@@ -78,12 +78,12 @@ struct ConstraintSpec {
   std::vector<std::string> triggers;  // texts that end free text; each is the beginning of a tag
   bool at_least_one_tag = false;
   bool stop_after_first_tag = false;
-  // For kToolCalls. tool_format: the format of the model, which must be enforceable.
-  // opens_reasoning: the prompt ends inside a reasoning section, so the output begins with the rest
-  // of that section.
-  // calls_are_optional: free text is allowed until the trigger of the format.
+  // For kToolCalls: the format of the model, which must be enforceable.
   const text::ToolFormat* tool_format = nullptr;
+  // For kToolCalls: the prompt ends inside a reasoning section, so the output begins with the rest
+  // of that section.
   bool opens_reasoning = false;
+  // For kToolCalls: free text is allowed until the trigger of the format.
   bool calls_are_optional = false;
   // With tool_format: the constraint begins after the reasoning section.
   bool starts_after_reasoning = false;

@@ -65,9 +65,10 @@ class ConstraintCompiler {
   ConstraintCompiler(const ConstraintCompiler&) = delete;
   ConstraintCompiler& operator=(const ConstraintCompiler&) = delete;
 
-  // `done` gets the result or an error: an error of the build; BAD_CONSTRAINT, stage `compile`, for
-  // a spec or a compiled constraint that is too large; RESOURCE_EXHAUSTED / QUEUE_FULL when too
-  // many builds wait; UNAVAILABLE / SERVER_SHUTDOWN when the compiler is destroyed.
+  // `done` gets the result, an error of the build, or one of these errors:
+  //   - BAD_CONSTRAINT, stage `compile`: the spec or the compiled constraint is too large;
+  //   - RESOURCE_EXHAUSTED / QUEUE_FULL: too many builds wait;
+  //   - UNAVAILABLE / SERVER_SHUTDOWN: the compiler is destroyed.
   Ticket Compile(ConstraintSpec spec, Done done);
 
   // Returns true if `done` of the ticket will never be called. Returns false if it was called or is

@@ -74,8 +74,8 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   return GrammarText::Choice(options);
 }
 
-// Writes a spec without tags. `field` is the request field of a schema within a tag, or empty
-// without a tag.
+// Writes a spec without tags. If the spec belongs to a tag, `field` is the request field that
+// contains its schema, and otherwise it is empty.
 absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
                                           GrammarText* grammar,
                                           std::vector<std::string>* unenforced) {

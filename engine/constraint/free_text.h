@@ -5,8 +5,8 @@
 // automaton.
 //
 // Place:      above grammar_text.
-// Invariants: the text contains none of the strings except at its end, even if they overlap. It
-//             contains no special token except one that ends it.
+// Invariants: the free text contains none of the strings except at its end, even if they overlap,
+//             and no special token except one that ends it.
 // Threads:    one thread at a time.
 
 #include <optional>

@@ -303,8 +303,8 @@ class GbnfParser {
     return grammar_.Repeat(element, min, max);
   }
 
-  // Returns a rule that matches no text, because every alternative needs a rule that matches no
-  // text; null if there is none. Linear in the size of the grammar.
+  // Returns a rule that matches no text, or null if there is none. Every alternative of such a rule
+  // needs a rule that matches no text. Linear in the size of the grammar.
   const std::string* FindUnmatchable() const {
     struct Way {
       const std::string* rule;

@@ -90,7 +90,8 @@ class MarkedWriter {
           return Refused("/required", "required",
                          absl::StrCat(JsonQuoted(property.name), " is not among the properties"));
         }
-        if (!spec_.document.HasValue(property.schema)) continue;  // it is not required either
+        // The property is not required, because no value is valid.
+        if (!spec_.document.HasValue(property.schema)) continue;
         arguments.push_back({.property = &property, .is_string = false, .value = {}});
         QUIRE_RETURN_IF_ERROR(PrepareValue(declared.at(property.name), &arguments.back()));
       }

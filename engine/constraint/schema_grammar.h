@@ -18,7 +18,8 @@
 
 namespace quire::engine {
 
-// Returns expressions of `grammar` for schemas of the document; the grammar may become rejected.
+// Returns expressions of `grammar` for schemas of the document. If these make the grammar too
+// large, GrammarText::Finish rejects it.
 // REQUIRES: document.Check() was OK, and each of the schemas accepts some value.
 std::vector<GrammarText::Expression> WriteSchemas(const SchemaDocument& document,
                                                   std::span<const SchemaId> schemas,

@@ -43,7 +43,7 @@ struct SchemaDocument::OwnKeywords {
   bool integers = false;
   std::optional<std::vector<OrderedJson>> values;
   std::set<OrderedJson> value_set;  // the elements of `values`
-  std::int64_t value_steps = 0;     // cost of comparing all of them
+  std::int64_t value_steps = 0;     // cost of comparing all values
   NumberRange range;
   std::optional<MultipleOf> multiple;
   std::int64_t min_length = 0;

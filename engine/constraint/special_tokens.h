@@ -3,8 +3,8 @@
 // The special tokens that a constraint may contain, identified by their texts.
 //
 // Place:      below the writers of grammars. A marker that is a special token is written as that
-//             token. The grammar library knows no bytes of special tokens, so the token would not
-//             match a literal with the marker's text.
+//             token. A literal with the marker's text would not match it, because the grammar
+//             library knows no bytes of special tokens.
 // Invariants: texts are not empty. If two of them match at the same position, the longer one
 //             counts.
 // Threads:    immutable.

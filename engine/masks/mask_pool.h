@@ -1,7 +1,7 @@
 #pragma once
 
-// Computes the masks and logit biases of choices with a constraint, banned text or repetition
-// penalties on its own threads, one position ahead. While the device computes the logits of a
+// Computes the masks and logit biases of choices that have a constraint, banned text or repetition
+// penalties. Its threads work one position ahead: while the device computes the logits of a
 // position, a mask thread advances the matcher by the previous token and fills the mask.
 //
 //   engine thread   Start                  | is_ready, mask | Advance(token)        | is_ready ...

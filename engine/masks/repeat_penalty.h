@@ -4,8 +4,8 @@
 // occurrence of the last n tokens. Let n be the length of the longest match that a token followed.
 // If n is at least allowed_length, the logit of that token is reduced by multiplier * base^(n -
 // allowed_length). A match contains no token that breaks matches, and lies in the last
-// window_tokens tokens of prompt and output. A token in which a breaker ends, wherever the breaker
-// begins, breaks matches and is not penalized. The same applies to a token without text.
+// window_tokens tokens of prompt and output. A token breaks matches, and is not penalized, if a
+// breaker ends in it or if it has no text. The breaker may begin in an earlier token.
 //
 // Place:      a text worker creates it from a prompt. The mask thread that fills the first mask of
 //             a choice copies it.

@@ -79,7 +79,7 @@ struct EngineOptions : HotOptions {
   std::int32_t stream_queue_tokens = 1024;
   // tokenizer.*
   std::int32_t text_threads = 1;  // number of text workers, and also of output workers
-  // Null: structured output is not available. It outlives the engine.
+  // Null if structured output is not available. Must outlive the engine.
   ConstraintCompiler* constraints = nullptr;
   std::int32_t mask_threads = 1;
   // Maximum number of steps in flight. A runner that supports fewer steps lowers it.
@@ -88,12 +88,12 @@ struct EngineOptions : HotOptions {
   absl::Duration answer_timeout = absl::Seconds(5);
   // Called once on the engine thread before it does anything else. May be empty.
   std::function<void()> on_engine_thread;
-  // Both are called at most once, on the engine thread, when the engine cannot continue. Neither
-  // may wait for the engine. on_failing is called first, while all requests are still open, so that
-  // health checks can fail. Then every live request ends with UNAVAILABLE / DEVICE_ERROR, its usage
-  // and a retry delay. Then on_fatal is called, and the process should exit. The status is the
-  // runner's error with reason DEVICE_LOST, or INTERNAL / ENGINE_DIED if the engine thread itself
-  // failed.
+  // on_failing and on_fatal are called at most once, on the engine thread, when the engine cannot
+  // continue. Neither may wait for the engine. on_failing is called first, while all requests are
+  // still open, so that health checks can fail. Then every live request ends with UNAVAILABLE /
+  // DEVICE_ERROR, its usage and a retry delay. Then on_fatal is called, and the process should
+  // exit. The status is the runner's error with reason DEVICE_LOST, or INTERNAL / ENGINE_DIED if
+  // the engine thread itself failed.
   std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 

@@ -39,8 +39,9 @@ struct ChatPrompt {
 };
 
 // A context and its continuation, tokenized separately. Task::kScore scores the continuation, and
-// Task::kEmbed embeds both. If text is present, the ids are ignored. A context without text and ids
-// is the beginning-of-sequence token. A conversation replaces both forms of context.
+// Task::kEmbed embeds both. If text is present, the ids are ignored. If the context has neither
+// text nor ids, it is the beginning-of-sequence token. A conversation replaces context text and
+// ids.
 struct ScorePrompt {
   std::optional<ChatPrompt> context_chat = std::nullopt;
   std::string context_text;

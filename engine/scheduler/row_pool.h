@@ -1,6 +1,6 @@
 #pragma once
 
-// The batch rows, and the sequences that have one or have lost theirs to a preemption. All state
+// The batch rows, the running sequences that have rows, and the preempted sequences. All state
 // changes of a sequence that allocate or free a row or pages are made here.
 //
 // Place:      part of Scheduler, above CacheManager.
@@ -23,7 +23,7 @@
 
 namespace quire::engine {
 
-// Sets the state of `request` that other threads see from the states of its sequences.
+// Derives the state of `request` that other threads see from the states of its sequences.
 void RefreshState(ScheduledRequest& request);
 // Records the sequence's number of pages in the sequence and in its request.
 void SetPages(Sequence& sequence, std::uint32_t pages);

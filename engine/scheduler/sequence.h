@@ -60,7 +60,7 @@ struct SequenceTransition {
 
 // All allowed transitions.
 inline constexpr std::array<SequenceTransition, 16> kSequenceTransitions = {{
-    // The prompt is prepared, or its request ends before.
+    // The prompt is prepared, or the request ends first.
     {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kQueued, WaitCause::kNone},
     {SequenceState::kWaiting, WaitCause::kPrompt, SequenceState::kFinished, WaitCause::kNone},
     // The first choice is admitted, and the other choices of its request with it.

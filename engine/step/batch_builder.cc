@@ -136,8 +136,9 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
   flight_->pool_owners.push_back({sequence.request});
 }
 
-// Samples the token at `position`. End tokens are banned before min_tokens. If the token before
-// `position` is still in flight, the history lacks it, and `sample_in_flight` refers to it.
+// Samples the token at `position`. End tokens are banned until the output has min_tokens tokens. If
+// the token before `position` is still in flight, the history lacks it, and `sample_in_flight`
+// refers to it.
 void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
   const ScheduledRequest& live = *sequence.request;
   const Sequence& history_owner = live.forked ? sequence : *live.sequences.front();
