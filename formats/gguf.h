@@ -79,8 +79,8 @@ class GgufFile {
   bool Has(absl::string_view key) const { return values_.contains(key); }
 
   // The functions below return INVALID_ARGUMENT with the key for a wrong type, a value out of
-  // range, or invalid UTF-8. For an absent key the Optional ones return nullopt and the others an
-  // error.
+  // range, or invalid UTF-8. For an absent key, Optional functions return nullopt, and the others
+  // return an error.
 
   absl::StatusOr<std::optional<absl::string_view>> OptionalString(absl::string_view key) const;
   absl::StatusOr<absl::string_view> String(absl::string_view key) const;

@@ -8,8 +8,8 @@
 namespace quire::engine {
 namespace {
 
-// Reports to the limiter are at least this far apart. Its retry delays are a second or more, so a
-// report per step is not needed.
+// Reports to the limiter are at least this far apart. The limiter's retry delays are a second or
+// more, so a report per step is not needed.
 constexpr absl::Duration kBetweenLimiterUpdates = absl::Milliseconds(10);
 constexpr absl::Duration kBetweenWallReads = absl::Milliseconds(10);
 // Window of the moving average of output lengths: a new length has the weight 1 / kAnswersInMean.

@@ -47,7 +47,7 @@ class EngineMeter {
   // Counts a choice that finished normally with `output_tokens` tokens.
   void CountFinishedChoice(std::int32_t output_tokens);
   // Counts a step that has ended. Its collection started at `collected`. Returns the wall time of
-  // the step. For an overlapped step, it starts at the end of the previous step.
+  // the step. For an overlapped step, this time starts at the end of the previous step.
   absl::Duration CountStep(const InFlightStep& flight, absl::Time collected);
   // Publishes the page counts and reports the remaining work to the limiter. Called after a step,
   // and when choices end without one.

@@ -25,12 +25,12 @@ struct PoolOwner {
   ScheduledRequest* request;
 };
 
-// Place:      filled by BatchBuilder, launched by StepPipeline, which has one for each step that
-//             may be in flight, and read by StepCollector.
-// Invariants: batch.rows lists the plan's decodes, then its prefill chunks. batch.samples and
-//             sample_owners run in parallel, and so do prompt log-probabilities and pools. Requests
-//             that end while the step is in flight stay alive until it has completed
-//             (RequestLifecycle::FreeEnded).
+// Place:      filled by BatchBuilder, launched by StepPipeline, read by StepCollector. StepPipeline
+//             has one for each step that may be in flight.
+// Invariants: batch.rows lists the plan's decodes, then its prefill chunks. batch.samples[i]
+//             belongs to sample_owners[i]. Prompt log-probabilities and pools match their owners in
+//             the same way. Requests that end while the step is in flight stay alive until it has
+//             completed (RequestLifecycle::FreeEnded).
 // Threads:    engine thread only.
 // Lifetime:   the vectors keep their capacity from step to step.
 struct InFlightStep {

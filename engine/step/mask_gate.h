@@ -8,8 +8,8 @@
 // then computes its last token again.
 //
 // A model with recurrent states cannot compute a token again, because its states already include
-// that token. A row of such a model computes the token that it samples from only when its mask is
-// ready.
+// that token. Rows of such a model wait for their masks before they compute the last token, whose
+// logits are sampled.
 //
 // Place:      between StepPipeline and MaskPool. Ends no request itself.
 // Invariants: see CheckIntegrity(). A choice has a mask if and only if its request has MaskRules

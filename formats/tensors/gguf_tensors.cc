@@ -104,7 +104,8 @@ absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>
   return absl::OkStatus();
 }
 
-// Returns a number of heads, which may be an array with 0 for layers without attention.
+// Returns the number of heads at `key`. Of an array with one element per layer, returns the
+// maximum, because layers without attention have 0.
 absl::StatusOr<std::optional<std::int64_t>> HeadsOf(const GgufFile& gguf, const std::string& key) {
   if (!gguf.Has(key) || gguf.TypeOf(key) != GgufType::kArray) {
     return gguf.OptionalInteger(key, 1, kMaxHeads);
@@ -119,8 +120,8 @@ absl::StatusOr<std::optional<std::int64_t>> HeadsOf(const GgufFile& gguf, const 
   return gguf.Error(key, absl::StrCat("has no element of 1 to ", kMaxHeads));
 }
 
-// If the rows of the tensor are interleaved, because rope rotates adjacent rows, returns the number
-// of heads. Returns 0 if the rows need no permutation.
+// Returns the number of heads if the tensor's rows are interleaved for rope of adjacent rows.
+// Returns 0 if the rows need no permutation.
 absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
   const bool is_query =
       absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");
@@ -150,7 +151,7 @@ void CopyHalves(std::span<const std::byte> from, std::int64_t rows, std::int64_t
   }
 }
 
-// Copies logarithms of the negated elements.
+// Copies log(-x) of each element x.
 absl::Status CopyLogs(const GgufFile& gguf, const StoredTensor& tensor, std::byte* to) {
   std::vector<float> values(static_cast<std::size_t>(tensor.num_elements()));
   DequantizeRow(GgmlType::kF32, tensor.bytes, values);

@@ -24,8 +24,8 @@
 
 namespace quire::formats {
 
-// Position of the code of output feature n and input k. Words have 32 bits with 32 / bits codes,
-// the lowest bits first.
+// Position of the code of output feature n and input k. A 32-bit word has 32 / bits codes, the
+// first in the lowest bits.
 enum class CodeLayout : std::uint8_t {
   kWordsOfInputs,   // [K * bits / 32, N]: a word has codes of consecutive inputs
   kWordsOfOutputs,  // [K, N / 8]: a word has codes of eight outputs, in the order 0 2 4 6 1 3 5 7

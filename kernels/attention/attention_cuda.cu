@@ -152,7 +152,7 @@ absl::Status LaunchTiles(const CudaContext& context, const AttentionParams& para
                                     params.num_heads / keys.num_heads(),
                                     attention::ScoreScale(params),
                                     attention::RulesOf(params)};
-  // Blocks without an item exit.
+  // Blocks that get no item exit at once.
   if (plan.params().has_prompt_rows) {
     QUIRE_RETURN_IF_ERROR(
         LaunchPrefillKernel(context, params, args, std::min(bounds.prefill, context.num_sms)));

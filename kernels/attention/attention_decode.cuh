@@ -7,16 +7,15 @@
 //
 // Because rows are the N dimension of both products, they are padded to 8 instead of 16. Query
 // heads that share a KV head share its loads. Each of four warps processes 16 tokens of a tile and
-// keeps its own state over a span of eight tiles. The states are reduced in warp order at the end
-// of the span. K and V are read from memory once; cp.async keeps kStages - 1 tiles in flight.
+// keeps a separate state over a span of eight tiles. The states are reduced in warp order at the
+// end of the span. K and V are read from memory once. cp.async keeps kStages - 1 tiles in flight.
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
 // multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. To keep
-// P within f16, V's scale is first divided by a power of two s. Among the warp's 16 tokens, only
-// those that the row sees count for s: their largest V scale, rounded up to a power of two. The
-// rescaling of O includes s. For one-byte elements, ldmatrix permutes columns. Loading Q's columns
-// in a matching order undoes the permutation of K. Storing O's columns in a matching order undoes
-// the permutation of V.
+// P within f16, V's scale is first divided by a power of two s. s is the largest V scale of the
+// warp's tokens that the row sees, rounded up to a power of two. The rescaling of O includes s. For
+// one-byte elements, ldmatrix permutes columns. Loading Q's columns in a matching order undoes the
+// permutation of K. Storing O's columns in a matching order undoes the permutation of V.
 //
 // Swapped operands are from XQA (TensorRT-LLM). Scale folding and split KV are from FlashInfer and
 // FlashAttention.

@@ -17,7 +17,8 @@ inline constexpr std::uint32_t kLatentSpan = 1024;  // tokens
 
 // Numbers of packed rows, row blocks and spans of keys of a sequence.
 struct LatentCount {
-  // Counts the live sequence `index`. Indices from args.live_sequences[0] on count as empty.
+  // Computes the numbers for live sequence `index`. They are zero for indices from
+  // args.live_sequences[0] on.
   __device__ __forceinline__ LatentCount(const LatentArgs& args, std::uint32_t index) {
     if (index >= args.live_sequences[0]) return;
     sequence = args.live_sequences[1 + index];
@@ -35,7 +36,7 @@ struct LatentCount {
 
 // True if every span is a separate item. This is so if a sequence has several spans, there are
 // fewer row blocks than multiprocessors, and the partial results fit. All lanes of a warp must call
-// it together.
+// the function together.
 __device__ __forceinline__ bool IsSplit(const LatentArgs& args) {
   std::uint32_t blocks = 0;
   std::uint32_t partials = 0;  // rows of partial results
@@ -70,7 +71,7 @@ class LatentFinder {
       : args_(args), per_block_(per_block) {}
 
   // Finds item number `wanted`, which must not decrease between calls. Returns false if there are
-  // fewer items. All lanes of a warp must call it together and get the same result.
+  // fewer items. All lanes of a warp must call the function together, and get the same result.
   __device__ __forceinline__ bool Find(std::uint32_t wanted, LatentPlace* place) {
     for (; first_ < args_.live_sequences[0]; first_ += cuda::kWarpSize) {
       const LatentCount count(args_, first_ + cuda::Lane());

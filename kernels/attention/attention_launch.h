@@ -34,7 +34,7 @@ template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks);
 
-// LaunchDecode and LaunchPrefill for heads of 129 to kMaxWideHead columns over bf16 pages.
+// Like LaunchDecode and LaunchPrefill, for heads of 129 to kMaxWideHead columns over bf16 pages.
 inline constexpr std::uint32_t kMaxWideHead = 256;
 absl::Status LaunchDecodeWide(const CudaContext& context, const TileArgs<BF16>& args,
                               std::uint32_t blocks);

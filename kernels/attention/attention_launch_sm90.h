@@ -22,9 +22,9 @@ absl::Status LaunchPrefillSm90(const CudaContext& context, const TileArgs<T>& ar
 absl::Status LaunchDecodeSm90(const CudaContext& context, const TileArgs<BF16>& args,
                               const cuda::KvLayerMaps& maps, std::uint32_t max_blocks);
 
-// LaunchLatent for compute capability 9.0. The results are not bitwise equal to those of
-// LaunchLatent. REQUIRES: block_rows is kLatentBlockRowsSm90, scale_log2 is positive, rows of q and
-// out are 16-byte aligned.
+// Like LaunchLatent, for compute capability 9.0. The results are not bitwise equal. REQUIRES:
+// block_rows is kLatentBlockRowsSm90, scale_log2 is positive, rows of q and out are 16-byte
+// aligned.
 inline constexpr std::uint32_t kLatentBlockRowsSm90 = 64;
 absl::Status LaunchLatentSm90(const CudaContext& context, const LatentArgs& args,
                               const cuda::TmaTile& rows);

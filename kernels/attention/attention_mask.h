@@ -42,7 +42,7 @@ struct VisibleKeys {
   QUIRE_HOST_DEVICE constexpr bool Has(std::uint32_t j) const { return j - first <= others; }
 };
 
-// Returns keys first to i, those of the query at position i. REQUIRES: first <= i.
+// Returns the keys from `first` to i, which the query at position i sees. REQUIRES: first <= i.
 QUIRE_HOST_DEVICE constexpr VisibleKeys VisibleFrom(std::uint32_t first, std::uint32_t i) {
   return {first, i - first};
 }

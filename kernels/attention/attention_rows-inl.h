@@ -27,7 +27,7 @@ HWY_INLINE void ClearState(float* state, std::size_t columns) {
 }
 
 // True if the state has no keys. A state with a NaN score may have no maximum, because the maximum
-// of vectors may ignore NaN. Its partial sums are not zero.
+// of vectors may ignore NaN. The partial sums of such a state are not zero.
 HWY_INLINE bool IsEmpty(const float* state, std::size_t columns) {
   if (state[columns] != kNoMaximum) return false;
   const DF d;

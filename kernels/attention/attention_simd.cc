@@ -81,8 +81,8 @@ struct Tile {
   std::uint32_t begin;  // position of the tile's first token
 };
 
-// For each of kRows rows, starting with row `first`, computes which tokens of the tile at `begin`
-// the row sees. Neither `from` nor `to` decreases from one row to the next.
+// Computes which tokens of the tile at `begin` each of kRows rows sees, from row `first` on. `from`
+// and `to` never decrease from one row to the next.
 template <std::size_t kRows>
 HWY_INLINE void FindVisible(const Rows& rows, std::uint32_t begin, std::size_t first,
                             VisibleRange* seen) {

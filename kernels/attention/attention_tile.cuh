@@ -269,8 +269,8 @@ struct RowReduction {
     }
     group = State();
   }
-  // Writes the row's output. `out` points to the head's first column, `sink` to its sink or is
-  // null.
+  // Writes the row's output. `out` points to the head's first column. `sink` points to the head's
+  // sink; null: no sink.
   __device__ __forceinline__ void Write(BF16* out, std::uint32_t head_size,
                                         const float* sink) const {
     const State state = AddSink(row, sink);

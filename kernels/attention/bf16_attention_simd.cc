@@ -253,8 +253,8 @@ class RowGroup {
     }
   }
 
-  // Adds the span's tokens to the states of the KV head, which must be empty. `queries` are the
-  // queries of that head.
+  // Adds the span's tokens to the states of the KV head. The states must be empty. `queries` are
+  // the queries of that head.
   void Attend(internal::Bf16MultiplyFn multiply, const std::uint16_t* queries,
               float* states) const {
     if (any_.from >= any_.to) return;

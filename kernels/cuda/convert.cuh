@@ -110,8 +110,8 @@ __device__ __forceinline__ std::uint32_t FmaF16(std::uint32_t a, std::uint32_t b
               reinterpret_cast<const __half2&>(c));
   return reinterpret_cast<const std::uint32_t&>(y);
 }
-// Returns bytes of b:a, where a is the low four bytes. Byte i of the result is byte (selector >> 4
-// i) & 7.
+// Selects four bytes of b:a, where a is the low four bytes. Byte i of the result is byte (selector
+// >> 4 i) & 7.
 __device__ __forceinline__ std::uint32_t BytePermute(std::uint32_t a, std::uint32_t b,
                                                      std::uint32_t selector) {
   return __byte_perm(a, b, selector);

@@ -34,8 +34,8 @@ struct LaunchShape {
 };
 
 // Calls cudaLaunchKernelEx. kBytes are the sizes of the arguments on the host. The function is not
-// inlined, because tools/checks/cuda_gate.py finds its instances in object files and compares
-// kBytes with the machine code. Host and device compilers lay out classes separately.
+// inlined, because tools/checks/cuda_gate.py finds its instances in object files. The gate compares
+// kBytes with the machine code, because host and device compilers lay out classes separately.
 template <std::size_t... kBytes, typename... P>
 [[gnu::noinline]] cudaError_t Enqueue(const cudaLaunchConfig_t& config, void (*kernel)(P...),
                                       const P&... args) {

@@ -45,8 +45,8 @@ using AnyKvView = OverKvElements<KvView>;
 using AnyKvCollection = OverKvElements<KvCollection>;
 
 // Creates the collection for geometry.dtype over the pool. `blocks` is the address of page 0 of
-// layer 0's K, `scales` that of its scales if the pool is quantized. Returns INVALID_ARGUMENT for a
-// dtype that is not in the list, or the error of the collection's checks.
+// layer 0's K. `scales` is the address of the scales of this page if the pool is quantized. Returns
+// INVALID_ARGUMENT for a dtype that is not in the list, or the error of the collection's checks.
 inline absl::StatusOr<AnyKvCollection> MakeKvCollection(const cache::KvGeometry& geometry,
                                                         void* blocks,
                                                         const cache::KvStepInputs& inputs,

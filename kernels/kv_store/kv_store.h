@@ -1,7 +1,7 @@
 #pragma once
 
 // Writes the K and V rows of a step into their pages on the CPU. QkvStore, LatentStore and
-// IndexStore call KvStore there. On a GPU their own kernels write the pages.
+// IndexStore call KvStore on the CPU. On a GPU, the kernels of these three ops write the pages.
 
 #include <cstddef>
 #include <cstdint>

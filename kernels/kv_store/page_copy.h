@@ -36,7 +36,7 @@ struct PageCopyParams {
   std::uint32_t num_rows;
 };
 
-// CopyPages and ZeroPages for one page.
+// Like CopyPages and ZeroPages, for one page.
 absl::Status CopyPage(const Backend& backend, const PageCopyParams& params);
 absl::Status ZeroPage(const Backend& backend, const AnyKvCollection& pool, std::uint32_t page);
 

@@ -34,7 +34,7 @@ namespace quire::kernels {
 // Returns the bytes of Backend::op_workspace that Linear uses with bf16 activations for up to
 // `num_rows` rows of up to `k` inputs.
 std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);
-// Returns the bytes of each Backend::workspace that Linear uses in that case.
+// Returns the bytes of each Backend::workspace that Linear uses for these products.
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {

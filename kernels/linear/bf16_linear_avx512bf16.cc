@@ -253,7 +253,7 @@ __attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const Orde
   const std::int64_t total_stride = p.num_row_tiles * kTotals;
   Panels panels = {p.w + block * kTile, p.w_stride, ordered};
   float* totals = p.totals + tile * kTotals;
-  // After the last panels follow the next part of the first panels, or the next product.
+  // The last panels are followed by the next part of the first panels, or by the next product.
   const std::uint16_t* const after =
       block + num_blocks < p.num_blocks ? p.w + (block + num_blocks) * kTile : p.next_w;
   std::int64_t panel = 0;

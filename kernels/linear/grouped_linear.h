@@ -1,7 +1,8 @@
 #pragma once
 
-// Products of groups of rows, each with its own matrix: the experts of an MoE layer. Kernels read
-// the offsets of the groups from device memory, so the host does not wait for the router.
+// Products of groups of rows, for the experts of an MoE layer. Each group has a separate matrix.
+// Kernels read the offsets of the groups from device memory, so the host does not wait for the
+// router.
 
 #include <cstdint>
 #include <optional>

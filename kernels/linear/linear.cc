@@ -181,7 +181,7 @@ absl::Status LinearAndStore(const Backend& backend, const LinearParams& params) 
   return QkvStore(backend, *params.store);
 }
 
-// The permuted rows of a launch that stores must fit in the workspace.
+// The permuted rows of a launch that also stores the heads must fit in the workspace.
 static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxPermutedInputs * 2 <=
               cuda::kLinearPermutedBytes);
 

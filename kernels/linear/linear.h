@@ -172,11 +172,11 @@ struct QuantizedFp8Rows {
 absl::Status QuantizeFp8RowsCuda(const CudaContext& context, const RowsToQuantize& rows,
                                  const QuantizedFp8Rows& to);
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params);
-// LinearTensorCoreCuda for unquantized weights on compute capability 9.0, with the same bits.
+// Like LinearTensorCoreCuda, for unquantized weights on compute capability 9.0, with the same bits.
 // Returns false without a launch if the weights have no tensor map, or if the driver cannot create
 // the tensor map of x. The caller then runs the portable kernel. Ignores store.
 absl::StatusOr<bool> LinearSm90Cuda(const CudaContext& context, const LinearParams& params);
-// Row-major e4m3 weights and bf16 x on compute capability 9.0. Ignores store.
+// Multiplies row-major e4m3 weights by bf16 x on compute capability 9.0. Ignores store.
 absl::Status LinearFp8Sm90Cuda(const CudaContext& context, const LinearParams& params);
 // A row-major matrix in device memory, [n][k] of bf16 or [padded n][padded k] of e4m3
 // (linear_reduction.h).

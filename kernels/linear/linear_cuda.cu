@@ -57,9 +57,10 @@ struct NextArgs {
 };
 
 // Stores the heads of a tile, one warp per head. The block that stored the tile calls this
-// function. It has whole heads of every row, rounded to bf16 as in a separate launch. Attention
-// reads the pages in the next launch, so TMA never reads what its own kernel wrote. Not inlined,
-// because the main loop for quantized weights would otherwise issue 10 % more instructions.
+// function. This block has whole heads of every row, rounded to bf16 as in a separate launch.
+// Attention reads the pages in the next launch, so TMA never reads data that the same kernel wrote.
+// Not inlined, because the main loop for quantized weights would otherwise issue 10 % more
+// instructions.
 __attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
   cuda::SyncBlock();
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();

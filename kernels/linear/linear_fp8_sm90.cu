@@ -6,12 +6,12 @@
 //
 // wgmma keeps about 14 bits of a sum of e4m3 products. The sum of a stage therefore starts at zero
 // and is added to an f32 total by an FMA with the scale of its weights. A thread has at most 64
-// wgmma sums and kTokens / 2 totals. So that they fit in registers, 256 tokens are multiplied 128
-// at a time, and the weights are read twice from shared memory. While one warpgroup adds to its
-// totals, the tensor cores multiply for the other warpgroup.
+// wgmma sums and kTokens / 2 totals. To fit in registers, 256 tokens are multiplied 128 at a time,
+// and the weights are read twice from shared memory. While one warpgroup adds to its totals, the
+// tensor cores multiply for the other warpgroup.
 //
 // If there are several sub-ranges of K (Fp8ReductionOf), a third set of sums is needed, and
-// registers suffice only for 128 tokens. With few rows each sub-range has its own block, and the
+// registers suffice only for 128 tokens. With few rows each sub-range has a separate block, and the
 // last block adds the partial sums in order. The order of sums is the same in all tiles, so the
 // bits of a row do not depend on the tile.
 //

@@ -113,7 +113,7 @@ class TilePacker {
   // Returns the largest supported zero point. Integers of 4 bits and their zero points must fit in
   // a bf16 (linear_codes.cuh).
   float most_zero() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
-  // Returns the first row with a zero point that is not in [0, most_zero()], and that zero point.
+  // Returns the first row with a zero point outside [0, most_zero()], and this zero point.
   // REQUIRES: no thread is in PutTile.
   const std::optional<BadZero>& bad_zero() const { return bad_; }
 
