@@ -5,8 +5,8 @@
 //
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker, in order. While the ring of a worker is at
-//             least half full, the engine starts no requests of that worker and runs no rows of its
-//             running requests. Steps in flight and ending requests still add items. Items that do
+//             least half full, the engine starts no requests of that worker, and its steps contain no
+//             tokens of the worker's running requests. Steps in flight and ending requests still add items. Items that do
 //             not fit into the ring overflow into a list. The worker has room when the ring is less
 //             than half full and the list is empty.
 // Threads:    Reserve may be called from any thread, and Stop after the engine thread has ended.

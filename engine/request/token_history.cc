@@ -11,11 +11,11 @@ namespace {
 constexpr std::size_t kMinSlots = 64;
 }  // namespace
 
-void TokenHistory::SetPrompt(std::span<const std::int32_t> tokens, std::size_t more) {
+void TokenHistory::SetPrompt(std::span<const std::int32_t> tokens, std::size_t num_outputs) {
   entries_.clear();
   slots_.clear();
   for (const std::int32_t token : tokens) FindOrAddEntry(token);
-  Reserve(entries_.size() + more);
+  Reserve(entries_.size() + num_outputs);
 }
 
 void TokenHistory::CopyFrom(const TokenHistory& other) {

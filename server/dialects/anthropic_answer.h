@@ -1,12 +1,12 @@
 #pragma once
 
-// Writes quire.v1.GenerateResponse as the message, or the server-sent events, of Anthropic's POST
-// /v1/messages, and its errors.
+// Writes quire.v1.GenerateResponse as the message or the server-sent events of Anthropic's POST
+// /v1/messages. Also writes the errors of that endpoint.
 //
 //   message_start, {content_block_start, deltas, content_block_stop}..., message_delta,
 //   message_stop
 //
-// Place:      a writer of dialect_endpoints.cc; see AnswerWriter.
+// Place:      created by dialect_endpoints.cc as an AnswerWriter.
 // Invariants: a message that is not streamed has a thinking block, a text block, and one tool_use
 //             block per call, in this order. Blocks without output are absent. A stream has blocks
 //             in the order in which they were generated; at most one is open.

@@ -14,7 +14,7 @@ using nlohmann::ordered_json;
 ResponsesAnswer::ResponsesAnswer(const OpenAiRequest& request, OpenAiAnswerHead head)
     : stream_(request.stream),
       with_logprobs_(request.logprobs),
-      repeated_members_(request.repeated_members),
+      echoed_members_(request.repeated_members),
       head_(std::move(head)) {}
 
 void ResponsesAnswer::Take(std::size_t /*prompt*/, const v1::GenerateResponse& message,
@@ -35,8 +35,8 @@ void ResponsesAnswer::Take(std::size_t /*prompt*/, const v1::GenerateResponse& m
         reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL;
     status_ = is_cut ? "incomplete" : "completed";
     if (open_ == Item::kNone && num_items_ == 0) OpenItem(Item::kMessage, events);
-    if (open_ == Item::kMessage && !waiting_.empty()) {
-      AddText(Item::kMessage, "", std::move(waiting_), events);
+    if (open_ == Item::kMessage && !waiting_logprobs_.empty()) {
+      AddText(Item::kMessage, "", std::move(waiting_logprobs_), events);
     }
     CloseItem(status_, events);
   }
@@ -48,10 +48,12 @@ void ResponsesAnswer::AddOutput(const Output& output, std::string* events) {
     AddText(Item::kReasoning, output.reasoning_text(), ordered_json::array(), events);
   }
   if (with_logprobs_) {
-    for (const ordered_json& token : ChatLogprobs(output.logprobs())) waiting_.push_back(token);
+    for (const ordered_json& token : ChatLogprobs(output.logprobs()))
+      waiting_logprobs_.push_back(token);
   }
   if (!output.text().empty()) {
-    AddText(Item::kMessage, output.text(), std::exchange(waiting_, ordered_json::array()), events);
+    AddText(Item::kMessage, output.text(), std::exchange(waiting_logprobs_, ordered_json::array()),
+            events);
   }
   for (const auto& call : output.tool_calls()) {
     AddCall(call.id(), call.name(), call.arguments_json(), events);
@@ -208,7 +210,7 @@ std::string ResponsesAnswer::ResponseJson(const ordered_json& error) const {
   }
   std::string json = JsonText(response);
   json.pop_back();
-  absl::StrAppend(&json, ",", repeated_members_, ",\"output\":[", has_ended ? output_ : "", "]}");
+  absl::StrAppend(&json, ",", echoed_members_, ",\"output\":[", has_ended ? output_ : "", "]}");
   return json;
 }
 

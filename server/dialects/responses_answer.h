@@ -65,7 +65,7 @@ class ResponsesAnswer : public AnswerWriter {
   std::string ResponseJson(const nlohmann::ordered_json& error) const;
 
   const bool stream_, with_logprobs_;
-  const std::string repeated_members_;
+  const std::string echoed_members_;
   const OpenAiAnswerHead head_;
   std::int64_t sequence_ = 0;
   std::string status_ = "in_progress";
@@ -74,7 +74,7 @@ class ResponsesAnswer : public AnswerWriter {
   nlohmann::ordered_json logprobs_ = nlohmann::ordered_json::array();  // the open item's
   // Log-probabilities of tokens whose text is incomplete or not in a message, such as reasoning.
   // They are sent with the next text.
-  nlohmann::ordered_json waiting_ = nlohmann::ordered_json::array();
+  nlohmann::ordered_json waiting_logprobs_ = nlohmann::ordered_json::array();
   std::string output_;         // JSON of complete items
   std::size_t num_items_ = 0;  // complete items
   std::int64_t prompt_tokens_ = 0, cached_tokens_ = 0;

@@ -2,8 +2,8 @@
 
 // Runs one gRPC server with its addresses, transport settings, health service and reflection.
 //
-// Place:      Listeners creates one for data and one for administration. A GrpcAcceptor accepts the
-//             connections.
+// Place:      the class Listeners creates two of them, one for data and one for administration. A
+//             GrpcAcceptor accepts the connections.
 // Invariants: Start fails if another process listens on the port or the Unix socket. With
 //             reuse_port, several processes may share a port. Every health name is NOT_SERVING when
 //             Start returns. Compressed messages are refused with UNIMPLEMENTED.

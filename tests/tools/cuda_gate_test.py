@@ -301,7 +301,7 @@ class LoopTest(GateCase):
         without = {"K": LOOPS["K"] | {"loads": 0, "instructions_per_tile": {"sm_90": {
             "all": 9, "tensor": 1, "shared": 1, "integer": 2, "control": 5}}, "instructions_per_byte": {"sm_90": 1.8}}}
         self.assertEqual(self.loop(loops=without)[0], 0, self.loop(loops=without)[1])
-        self.assertIn("2 loads in one iteration, possible are [0, 1]",
+        self.assertIn("no iteration has 2 loads; iterations have [0, 1]",
                       self.loop(loops={"K": LOOPS["K"] | {"loads": 2}})[1])
 
     def test_inner_loop_counts_per_iteration(self):

@@ -181,7 +181,7 @@ def count_beside(graph, row):
     """Returns the instructions per tile of the warps without products (row["beside"]), or None without such warps."""
     if "beside" not in row:
         return None
-    found = machine_code.beside_loop(graph, row["beside"]["opcode"])
+    found = machine_code.loop_without_products(graph, row["beside"]["opcode"])
     if found is None:
         raise machine_code.CodeError(f"no loop with {row['beside']['opcode']} in the warps without products")
     loop, work = found

@@ -2,8 +2,9 @@
 
 Control flow comes from the branches of the listing. Loops are natural loops (a back edge to a block that dominates it),
 so code that ptxas moved to the end of a kernel belongs to its loop. An iteration is a path from a loop's head to its
-back edge. The path with the most work (products and loads from global memory) is counted, and among equals the shortest.
-That path processes a tile that is neither masked nor the last of a span.
+back edge. The path with the most work is counted, and among equals the shortest. Work is loads from global memory and products, which
+are tensor core instructions or multiply-adds. The path with the most work processes a tile of keys that is neither masked
+nor the last one of its thread block.
 """
 
 import collections
@@ -11,7 +12,7 @@ import dataclasses
 import re
 
 FUNCTION = re.compile(r"Function : (\S+)")
-TARGET = re.compile(r"code for (sm_\w+)")
+ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 INSTRUCTION = re.compile(r"(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*(.*)")
 ADDRESS = re.compile(r"0x([0-9a-f]+)")
@@ -50,24 +51,24 @@ class Instruction:
     opcode: str  # without modifiers
     operands: str
 
-    def is_always(self):
+    def is_unconditional(self):
         return self.guard.strip() in ("", "@PT", "@UPT")
 
     def target(self):
         found = ADDRESS.findall(self.operands)
         if not found:
-            raise CodeError(f"{self.opcode} at {self.address:#x} without an address")
+            raise CodeError(f"{self.opcode} at {self.address:#x} has no target address")
         return int(found[-1], 16)
 
 
 def functions(listing):
-    """Returns {(mangled name, target): [Instruction]} of a listing."""
-    result, target, code = {}, None, None
+    """Returns {(mangled name, architecture): [Instruction]} of a listing."""
+    result, architecture, code = {}, None, None
     for line in listing.splitlines():
-        if match := TARGET.search(line):
-            target, code = match[1], None
+        if match := ARCHITECTURE.search(line):
+            architecture, code = match[1], None
         elif match := FUNCTION.search(line):
-            code = result[match[1], target] = []
+            code = result[match[1], architecture] = []
         elif code is not None and (match := LINE.match(line)):
             parts = INSTRUCTION.match(match[2])
             if not parts:
@@ -137,14 +138,14 @@ class Graph:
         if last.opcode in ("BRX", "JMX", "BRXU"):
             raise CodeError(f"{last.opcode} at {last.address:#x}, a jump through a table")
         if last.opcode in ("EXIT", "RET"):
-            return [] if last.is_always() else after
+            return [] if last.is_unconditional() else after
         if last.opcode in ("BRA", "JMP"):
             taken = [self.index[last.target()]]
-            is_plain = last.is_always() and last.operands.strip().startswith("0x")
+            is_plain = last.is_unconditional() and last.operands.strip().startswith("0x")
             return taken if is_plain else taken + after
         if last.opcode == "BSYNC":
             taken = [self.index[target] for target in barriers.get(last.operands.strip(), ())]
-            return taken if last.is_always() and taken else taken + after
+            return taken if last.is_unconditional() and taken else taken + after
         return after
 
     def reverse_postorder(self):
@@ -222,7 +223,7 @@ class Graph:
         if loads is None:
             loads = max(counts)
         if loads not in counts:
-            raise CodeError(f"{loads} loads in one iteration, possible are {sorted(counts)}")
+            raise CodeError(f"no iteration has {loads} loads; iterations have {sorted(counts)}")
         return paths[most, loads]
 
     def paths(self, loop, work, trips):
@@ -295,7 +296,7 @@ def work_loop(graph):
         if not innermost:
             continue
         loop = min(innermost, key=lambda a: (-graph.count(a, products), sum(len(graph.blocks[b]) for b in a.body)))
-        # If a part of the tile's products has its own loop, the outer loop loads the tile.
+        # The loop that loads a tile may contain a loop with the tile's products. Then the outer one is counted.
         around = [a for a in found if a is not loop and loop.body < a.body]
         copies = {"LDGSTS", "UTMALDG", "UBLKCP"}
         tile = min(around, key=lambda a: len(a.body), default=None)
@@ -305,9 +306,9 @@ def work_loop(graph):
     return None
 
 
-def beside_loop(graph, opcode):
-    """Returns the loop of a tile and its Work for warps without products. It is the loop around the innermost loop with the
-    most `opcode`, or that innermost loop if no loop is around it. Returns None without `opcode` in a loop."""
+def loop_without_products(graph, opcode):
+    """Returns the loop over tiles of warps that compute no products, and its Work. It is the loop around the innermost
+    loop with the most `opcode`, or that innermost loop if no loop is around it. Returns None if no loop has `opcode`."""
     found = [loop for loop in graph.loops
              if graph.count(loop, {opcode}) and not graph.count(loop, set(CLASSES["tensor"].split()))]
     innermost = [a for a in found if not any(b is not a and b.body < a.body for b in found)]
@@ -319,7 +320,7 @@ def beside_loop(graph, opcode):
 
 
 def by_class(counter):
-    """Returns {class: instructions} and the total. Raises CodeError for an instruction without a class."""
+    """Returns {class: number of instructions}, with the total under "all". Raises CodeError for an instruction without a class."""
     counts = dict.fromkeys(CLASSES, 0)
     for opcode, count in counter.items():
         if opcode not in CLASS_OF:

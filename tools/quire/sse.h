@@ -15,7 +15,7 @@ namespace quire::client {
 class SseParser {
  public:
   // Consumes the next bytes, which may be split anywhere. Returns the data of each completed event:
-  // its "data" lines joined by line feeds. Skips events without data, comments and other fields.
+  // its "data" lines joined by line feeds. Skips comments, other fields, and events without data.
   // Lines end with LF or CRLF.
   std::vector<std::string> Feed(absl::string_view bytes);
 
