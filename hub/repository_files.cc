@@ -70,7 +70,8 @@ absl::StatusOr<RepositoryFile> ReadFile(const JsonValue& sibling) {
   }
   if (!hash) return file;
   if (!IsContentHash(*hash)) {
-    return sibling.Error(absl::StrCat("(", file.name, ") has a hash of an unknown form"));
+    return sibling.Error(
+        absl::StrCat("(", file.name, ") has a hash that is neither a git SHA-1 nor a SHA-256"));
   }
   if (!size) return file;
   file.hash = *hash;

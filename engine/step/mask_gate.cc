@@ -168,16 +168,17 @@ absl::Status MaskGate::CheckIntegrity(std::span<const ScheduledRequest* const> l
     masked += has_masks ? 1 : 0;
     for (const auto& choice : request->sequences) {
       if ((choice->mask != nullptr) != has_masks) {
-        return absl::InternalError("a choice has a mask without rules, or rules without a mask");
+        return absl::InternalError(
+            "a choice must have a mask exactly if its request has mask rules and has started");
       }
       if (choice->awaits_mask && choice->mask == nullptr) {
-        return absl::InternalError("a choice without a mask awaits one");
+        return absl::InternalError("a choice that has no mask awaits a mask");
       }
       if (has_masks) masks.push_back(choice->mask.get());
     }
   }
   if (masked != num_masked_) {
-    return absl::InternalError("requests with masks are miscounted");
+    return absl::InternalError("the number of requests with masks is wrong");
   }
   return masks_.CheckIntegrity(masks);
 }

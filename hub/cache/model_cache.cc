@@ -255,7 +255,8 @@ absl::Status CheckLink(const fs::path& blobs, const fs::path& link) {
   if (error) return absl::OkStatus();  // other programs store a copy where links do not work
   const fs::path blob = (link.parent_path() / target).lexically_normal();
   if (blob.parent_path() != blobs || !IsContentHash(blob.filename().string())) {
-    return absl::InternalError(absl::StrCat(link.string(), " links to ", target.string()));
+    return absl::InternalError(
+        absl::StrCat(link.string(), " links to ", target.string(), ", which is not a blob"));
   }
   if (fs::is_regular_file(blob, error)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(link.string(), " links to a missing blob"));

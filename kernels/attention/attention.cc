@@ -321,7 +321,7 @@ absl::Status CheckShapes(const AttentionParams& params) {
   }
   if (params.num_heads == 0 || params.num_heads % shape.num_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("attention has ", params.num_heads,
-                                                   " query heads, not a multiple of ",
+                                                   " query heads, they must be a multiple of ",
                                                    shape.num_heads, " kv heads"));
   }
   const std::int64_t columns = std::int64_t{params.num_heads} * shape.head_size;

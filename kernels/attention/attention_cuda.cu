@@ -72,8 +72,8 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
       limits.head_size != shape.head_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("attention has ", params.num_heads, " query heads and ", shape.num_heads,
-                     " kv heads of ", shape.head_size, " columns, its plan has ", limits.num_heads,
-                     " and ", limits.num_kv_heads, " of ", limits.head_size));
+                     " kv heads of ", shape.head_size, " columns, its plan is for ",
+                     limits.num_heads, " and ", limits.num_kv_heads, " of ", limits.head_size));
   }
   // A chunk is covered by a plan for a window of the same length.
   const std::uint32_t window = std::max(params.window, params.chunk);

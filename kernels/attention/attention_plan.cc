@@ -58,12 +58,13 @@ absl::Status CheckLimits(const AttentionPlanLimits& limits) {
                 {"num_kv_heads", limits.num_kv_heads}, {"head_size", limits.head_size}};
   for (const auto& field : fields) {
     if (field.value == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("attention plan: ", field.name, " is 0"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("attention plan: ", field.name, " is 0, it must be at least 1"));
     }
   }
   if (limits.num_heads % limits.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("attention plan: ", limits.num_heads,
-                                                   " query heads, not a multiple of ",
+                                                   " query heads, they must be a multiple of ",
                                                    limits.num_kv_heads, " kv heads"));
   }
   if (limits.max_rows > kMaxPlanRows) {

@@ -134,7 +134,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Group> group, std::uint32_t r
     : Communicator(rank, group->size()), group_(std::move(group)) {}
 
 HostCommunicator::~HostCommunicator() {
-  group_->Abort(absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " has left")));
+  group_->Abort(
+      absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " was destroyed")));
 }
 
 absl::Status HostCommunicator::BeginStep(std::uint32_t /*num_rows*/) {

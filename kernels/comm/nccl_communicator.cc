@@ -171,7 +171,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, const Backend* 
     : Communicator(rank, group->size()), group_(std::move(group)), backend_(backend) {}
 
 NcclCommunicator::~NcclCommunicator() {
-  Abort(absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " has left")));
+  Abort(absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " was destroyed")));
   AbortPending();
 }
 

@@ -76,7 +76,7 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   if (params.gate && !CanFuseGroupedGate(params.weights, params.x.dtype(), params.y.dtype())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "grouped linear [", weight.n(), ", ", weight.k(), "] of x ", DTypeName(params.x.dtype()),
-        " and y ", DTypeName(params.y.dtype()), " cannot apply a gate"));
+        " and y ", DTypeName(params.y.dtype()), " cannot apply a gate (CanFuseGroupedGate)"));
   }
   const std::int64_t columns = params.gate ? weight.n() / 2 : weight.n();
   if (params.x_stride < std::int64_t{weight.k()} || params.y_stride < columns) {
@@ -86,10 +86,10 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   }
   if (params.sum && (params.sum->y_stride < std::int64_t{weight.n()} ||
                      !CanFuseGroupedSum(params, *params.sum))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("grouped linear [", weight.n(), ", ", weight.k(), "] of ", params.num_rows,
-                     " rows cannot compute a sum of ", params.sum->num_rows, " rows of ",
-                     params.sum->top_k, " choices, ", params.sum->y_stride, " elements apart"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "grouped linear [", weight.n(), ", ", weight.k(), "] of ", params.num_rows,
+        " rows cannot compute a sum of ", params.sum->num_rows, " rows of ", params.sum->top_k,
+        " choices, ", params.sum->y_stride, " elements apart (CanFuseGroupedSum)"));
   }
   if (backend.cuda() == nullptr) {
     return absl::InvalidArgumentError("grouped linear requires a GPU, the backend is the CPU");

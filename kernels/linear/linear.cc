@@ -225,10 +225,10 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   const std::int64_t k = params.weight->k();
   if (params.gate && (params.residual != nullptr ||
                       !CanFuseGate(backend, *params.weight, params.x.dtype(), params.y.dtype()))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("linear [", n, ", ", k, "] of x ", DTypeName(params.x.dtype()), " and y ",
-                     DTypeName(params.y.dtype()),
-                     params.residual == nullptr ? "" : " with a residual", " cannot apply a gate"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "linear [", n, ", ", k, "] of x ", DTypeName(params.x.dtype()), " and y ",
+        DTypeName(params.y.dtype()), params.residual == nullptr ? "" : " with a residual",
+        " cannot apply a gate (CanFuseGate)"));
   }
   if (params.x_stride < k || params.y_stride < (params.gate ? n / 2 : n) ||
       (params.residual != nullptr && params.residual_stride < n)) {

@@ -413,7 +413,7 @@ def test_file_names_of_the_server_stay_in_the_cache(hub, env, tmp_path):
         hub.listed[NAME] = [{"rfilename": name, "size": 4, "blobId": "a" * 40}]
         assert "is not a relative path inside the repository" in pull(env, NAME, code=1).stderr
     hub.listed[NAME] = [{"rfilename": "model.safetensors", "size": 4, "blobId": "../../evil"}]
-    assert "hash of an unknown form" in pull(env, NAME, code=1).stderr
+    assert "has a hash that is neither a git SHA-1 nor a SHA-256" in pull(env, NAME, code=1).stderr
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
     assert not repository_of(env).exists() and commit
 

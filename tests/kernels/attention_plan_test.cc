@@ -353,11 +353,11 @@ TEST(AttentionPlanTest, RejectsInvalidLimits) {
   AttentionPlanLimits bad = good;
   bad.num_kv_heads = 3;
   EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),
-            "attention plan: 8 query heads, not a multiple of 3 kv heads");
+            "attention plan: 8 query heads, they must be a multiple of 3 kv heads");
   bad = good;
   bad.max_length = 0;
   EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),
-            "attention plan: max_length is 0");
+            "attention plan: max_length is 0, it must be at least 1");
   bad = good;
   bad.max_rows = 4097;
   EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),

@@ -145,7 +145,7 @@ TEST_P(CommunicatorTest, DestroyedRankFailsAllWaitingRanks) {
   });
   for (std::uint32_t rank = 0; rank + 1 < size; ++rank) {
     EXPECT_EQ(results[rank].code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(results[rank].message()), ::testing::HasSubstr("has left"));
+    EXPECT_THAT(std::string(results[rank].message()), ::testing::HasSubstr("was destroyed"));
   }
 }
 
