@@ -97,12 +97,12 @@ QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std
   const std::uint32_t k = how.k;
   const std::uint32_t group = how.group;
   const std::uint32_t wide = ActivationGroup(group);
-  const std::uint32_t wides = NumActivationGroups(how);
+  const std::uint32_t num_wide_groups = NumActivationGroups(how);
   alignas(64) std::uint32_t bits[16] = {};
   alignas(64) float factors[16];
   alignas(64) float inverses[16];
-  for (std::uint32_t w0 = 0; w0 < wides; w0 += 16) {
-    const std::uint32_t count = Least(16, wides - w0);
+  for (std::uint32_t w0 = 0; w0 < num_wide_groups; w0 += 16) {
+    const std::uint32_t count = Least(16, num_wide_groups - w0);
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint32_t k0 = (w0 + i) * wide;
       bits[i] = LargestBits<kWhole>(x + k0, Least(wide, k - k0));
@@ -233,14 +233,14 @@ void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
   const std::uint32_t k = how.k;
   const std::uint32_t group = how.group;
   const std::int64_t k_padded = (k + 3) / 4 * 4;
-  const std::int64_t wides = NumActivationGroups(how);
+  const std::int64_t num_wide_groups = NumActivationGroups(how);
   const std::int64_t groups = k / group;
   std::uint32_t block = 0;
   for (std::uint32_t row = row_begin; row < row_end; row += block) {
     block = BlockRows(num_rows - row);
     const float* const in = x + static_cast<std::int64_t>(row) * x_stride;
-    const BlockOut out = {rows.q + row * k_padded, rows.scales + row * wides, wides,
-                          rows.sums + row * groups, groups};
+    const BlockOut out = {rows.q + row * k_padded, rows.scales + row * num_wide_groups,
+                          num_wide_groups, rows.sums + row * groups, groups};
     const bool whole = group % 16 == 0;
     if (block >= 4 && whole && k % ActivationGroup(group) == 0) {
       block == 8 ? QuantizeBlock<8>(in, x_stride, how, out)
@@ -249,7 +249,7 @@ void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
     }
     for (std::uint32_t r = 0; r < block; ++r) {
       const auto quantize = whole ? QuantizeOneRow<true> : QuantizeOneRow<false>;
-      quantize(in + r * x_stride, how, block * 4, out.q + r * 4, out.scales + r * wides,
+      quantize(in + r * x_stride, how, block * 4, out.q + r * 4, out.scales + r * num_wide_groups,
                out.sums + r * groups);
     }
   }
