@@ -32,7 +32,7 @@ std::string Qwen35Pattern() {
                       R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)", kSpaces);
 }
 
-// Splits words at changes of case. `ending` matches optional contractions after a word; it is empty
+// Splits words at changes of case. `ending` matches optional contractions after a word. It is empty
 // for Tekken.
 std::string CasedWords(absl::string_view upper, absl::string_view lower, absl::string_view ending) {
   return absl::StrCat(kOptionalSymbol, upper, "*", lower, "+", ending, "|", kOptionalSymbol, upper,

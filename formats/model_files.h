@@ -43,8 +43,8 @@ bool IsNestedName(absl::string_view name);
 // The source of a model's files: a directory, one GGUF file, or embedded bytes.
 //
 // Place:      below every reader of model files, tokenizer files included.
-// Invariants: names are plain file names, or names one folder down; a name that leads outside the
-//             directory is rejected.
+// Invariants: a name is a plain file name, or FOLDER/NAME. Names that lead outside the directory
+//             are rejected.
 // Threads:    const methods are thread-safe.
 // Lifetime:   an opened ModelFile may outlive the ModelFiles. The bytes given to FromMemory must
 //             outlive both.
@@ -72,10 +72,10 @@ class ModelFiles {
   // Names of all files, sorted, without those in subdirectories.
   const std::vector<std::string>& names() const { return names_; }
   bool Has(absl::string_view name) const;
-  // Returns the name of the file in messages; the file need not exist.
+  // Returns the name of the file in messages. The file need not exist.
   std::string LabelOf(absl::string_view name) const;
 
-  // Returns NOT_FOUND for an absent file and INVALID_ARGUMENT for an empty one; the message starts
+  // Returns NOT_FOUND for an absent file and INVALID_ARGUMENT for an empty one. The message starts
   // with the file's label.
   absl::StatusOr<ModelFile> Open(absl::string_view name) const;
   // Returns the content of a file that may change while the process runs, such as a template. The

@@ -14,7 +14,7 @@
 // Place:      between StepPipeline and MaskPool. Ends no request itself.
 // Invariants: see CheckIntegrity(). A choice has a mask if and only if its request has MaskRules
 //             and has started.
-// Threads:    engine thread only; the pool has threads of its own.
+// Threads:    engine thread only; MaskPool has separate threads.
 // Lifetime:   clock and probe outlive it.
 
 #include <cstdint>

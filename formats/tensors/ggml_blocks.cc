@@ -155,7 +155,7 @@ void DecodeQ6_K(const std::byte* block, const BlockOut& out) {
   }
 }
 
-// Reads 256 two-bit values. Each of the two 32-byte halves has four runs of 32 values; run i is in
+// Reads 256 two-bit values. Each of the two 32-byte halves has four runs of 32 values. Run i is in
 // bits 2i and 2i + 1 of each byte.
 void ReadTwoBits(const std::byte* from, std::int8_t* q) {
   for (int i = 0; i < kLargeBlock; ++i) {

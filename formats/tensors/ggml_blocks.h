@@ -1,7 +1,7 @@
 #pragma once
 
 // Dequantizes GGML's block formats of GGUF files. A row is a sequence of quantization blocks, each
-// with its own scales and 32 or 256 small integers.
+// with separate scales and 32 or 256 small integers.
 //
 // Source: the layout tables of github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h.
 
@@ -70,7 +70,7 @@ QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
 // Decodes one row to the shape of IntegerShapeOf. Scales and mins are exact in f32. For Q2_K to
 // Q6_K and IQ4_XS they are products of an f16 and a small integer. A conversion to f16 therefore
-// rounds them, to infinity from 65520 on. The scales of MXFP4 are powers of two; f16 can represent
+// rounds them, to infinity from 65520 on. The scales of MXFP4 are powers of two. f16 can represent
 // those from 2^-24 to 2^15. REQUIRES: as DequantizeRow, and the spans of `out` have the sizes of
 // IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out);

@@ -70,8 +70,8 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTens
   return static_cast<std::uint64_t>(bytes);
 }
 
-// `before` is the name of the previous tensor in the table, whose data are complete; empty for the
-// first.
+// `before` is the name of the previous tensor in the table, whose data are complete. It is empty
+// for the first tensor.
 absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
                             std::uint64_t data_bytes, absl::string_view before) {
   if (tensor.offset % gguf.alignment() != 0) {

@@ -187,7 +187,7 @@ struct DecodeWarp {
                                          float scale_log2, const ScoreRules& rules) {
     Tile64(stage, tile, scale_log2, rules, [stage] { return stage + Tile::kBytes; });
   }
-  // Processes one tile of 64 tokens. K and scales are at `stage`; values_of returns the address of
+  // Processes one tile of 64 tokens. K and scales are at `stage`. values_of returns the address of
   // V and is called when V is needed. s[2 t + j] is the score of token lane / 4 + 8 t of the warp
   // for row j of the thread.
   template <typename ValuesOf>
@@ -231,8 +231,8 @@ struct DecodeWarp {
     AddValues(values_of(), p);
   }
 
-  // Multiplies P by V's scales. Only the scales of tokens that a row sees determine the row's unit;
-  // otherwise the row's bits would depend on later tokens.
+  // Multiplies P by V's scales. Only the scales of tokens that a row sees determine the row's unit.
+  // Otherwise the row's bits would depend on later tokens.
   __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
                                                     std::uint32_t row, const ScoreRules& rules,
                                                     float (&p)[4], float (&factor)[2]) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // Defines for host and device which keys a query sees. Positions are absolute, so a mask does not
-// depend on the chunking of a prompt. A score is scaled, then soft-capped, then masked; a sink is
+// depend on the chunking of a prompt. A score is scaled, then soft-capped, then masked. A sink is
 // added to the denominator at the end.
 
 #include <cstdint>

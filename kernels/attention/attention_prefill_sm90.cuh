@@ -4,7 +4,7 @@
 // two consumer warpgroups with 64 packed rows each. The kernels differ in how tiles of K and V are
 // loaded. See README.md.
 //
-// S = Q K^T has both operands in shared memory; P V has P in registers. K and V have separate
+// S = Q K^T has both operands in shared memory. P V has P in registers. K and V have separate
 // pipelines. Tiles of 128 keys at absolute multiples of 128 are processed in descending order, from
 // the last tile that any row of the item sees to the first. A tile that a row does not see does not
 // change the row's bits, so these bits do not depend on the chunk or the block. With a window or
@@ -230,7 +230,7 @@ struct PrefillConsumer {
   }
 
   // Converts the scores of the tile at `first_key` to weights in place. Masked and unmasked tiles
-  // use the same arithmetic; a mask only replaces scores.
+  // use the same arithmetic. A mask only replaces scores.
   template <bool kMasked>
   __device__ __forceinline__ void Softmax(std::uint32_t first_key) {
     if (rules.cap_log2 > 0) Cap();

@@ -163,8 +163,8 @@ struct Pages {
   const T* RowAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<1>(sequence, t, first_head + head);
   }
-  // True if the rows of a strip are not at a constant distance, because every row has its own page
-  // (sparse_attention.h).
+  // True if the rows of a strip are not at a constant distance, because every row has a separate
+  // page (sparse_attention.h).
   bool is_gathered() const { return keys.page_size() < kStrip; }
   void LoadScales(const KvView<const T>& view, std::uint32_t t, std::uint32_t head,
                   std::uint32_t count, float* to) const {

@@ -53,8 +53,8 @@ __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const Attenti
   }
 }
 
-// A ring of slots for parts of tiles. Part n uses slot n mod kSlots; kSlots - 1 parts are pending
-// at a time. `copy(n, slot)` starts copying part n.
+// A ring of slots for parts of tiles. Part n uses slot n mod kSlots, and kSlots - 1 parts are
+// pending at a time. `copy(n, slot)` starts copying part n.
 template <std::uint32_t kSlots, std::uint32_t kSlotBytes>
 struct Ring {
   std::byte* shared;

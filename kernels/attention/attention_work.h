@@ -128,8 +128,8 @@ namespace internal {
 // Maximum number of entries of each list.
 AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t num_sms);
 
-// Makes the lists in host memory from lengths in host memory. This function defines the lists;
-// tests compare the device planner with it. REQUIRES: the lists have WorkBounds entries.
+// Makes the lists in host memory from lengths in host memory. This function defines the lists.
+// Tests compare the device planner with it. REQUIRES: the lists have WorkBounds entries.
 void PlanWorkHost(const AttentionPlanParams& params, const AttentionWorkShape& shape,
                   const AttentionWorkLists& lists);
 

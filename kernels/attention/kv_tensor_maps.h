@@ -39,7 +39,7 @@ class KvTensorMaps {
   // head of 144 to 576 columns, a multiple of 16. The pool does not record whether such a head is
   // an MLA cache row.
   static bool IsSupported(const Device& device, const AnyKvCollection& collection);
-  // Returns null if IsSupported is false; AttentionParams::maps is then null and portable kernels
+  // Returns null if IsSupported is false. AttentionParams::maps is then null, and portable kernels
   // run. Errors are those of CreateTmaTile.
   static absl::StatusOr<std::unique_ptr<KvTensorMaps>> Create(const Device& device,
                                                               const AnyKvCollection& collection);

@@ -42,8 +42,8 @@ class NcclCommunicator final : public Communicator {
 
   using Ranks = std::vector<std::unique_ptr<NcclCommunicator>>;
 
-  // Opens the library at run time; it is never linked, because its size is hundreds of megabytes.
-  // If the library or a function is missing, returns NOT_FOUND and names it.
+  // Opens the library at run time. The library is never linked, because its size is hundreds of
+  // megabytes. If the library or a function is missing, returns NOT_FOUND and names it.
   static absl::StatusOr<NcclApi> Open(absl::string_view library = kLibrary);
 
   // Returns one communicator per backend, in order. Runs the smallest and the largest gather, so

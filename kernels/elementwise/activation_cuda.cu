@@ -1,6 +1,6 @@
 // The gated product is bound by memory. With bf16 it reads 4 bytes and writes 2 per element. Each
 // thread makes one 16-byte access per operand if addresses are aligned. Grid: x is the row, y a
-// block of columns. Plain silu has its own kernel. All other activations share a kernel, whose
+// block of columns. Plain silu has a separate kernel. All other activations share a kernel, whose
 // branches are uniform.
 
 #include <cstdint>

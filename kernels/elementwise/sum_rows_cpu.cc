@@ -1,4 +1,4 @@
-// Sums rows with a simple loop; the compiler vectorizes it over columns.
+// Sums rows with a simple loop, which the compiler vectorizes over columns.
 
 #include "kernels/elementwise/sum_rows.h"
 

@@ -101,7 +101,7 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
 absl::Status GroupedLinearScalarCuda(const CudaContext& context, const GroupedLinearParams& params);
 absl::Status GroupedLinearTensorCoreCuda(const CudaContext& context,
                                          const GroupedLinearParams& params);
-// Applies the act-order permutation of each group to its rows; rows of y are K apart.
+// Applies the act-order permutation of each group to the group's rows. Rows of y are K apart.
 absl::Status GroupedPermuteInputsCuda(const CudaContext& context, const GroupedLinearParams& params,
                                       FloatPtr y);
 

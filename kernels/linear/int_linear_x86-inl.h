@@ -36,7 +36,7 @@ QUIRE_OP void Accumulate32(I& sum, I v) {
   asm("" : "+x"(sum));
 }
 
-// Activations of a chunk in 16 bits. even[j][row] has inputs 4j and 4j + 2; odd[j][row] has inputs
+// Activations of a chunk in 16 bits. even[j][row] has inputs 4j and 4j + 2. odd[j][row] has inputs
 // 4j + 1 and 4j + 3.
 template <std::size_t B, std::size_t Q>
 struct Inputs {

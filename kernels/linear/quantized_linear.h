@@ -54,7 +54,7 @@ std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape);
 // Returns INVALID_ARGUMENT like CheckQuantizedShape or CheckCudaQuantizedShape. Also returns it on
 // a GPU for an unsupported zero point, and on the CPU for a kInt4 scale that is not finite in f16.
 // Returns RESOURCE_EXHAUSTED if memory cannot be allocated. REQUIRES: `act_order` is a permutation
-// of [0, k) if the shape has_act_order, otherwise empty; `memory` is null or has
+// of [0, k) if the shape has_act_order, otherwise empty. `memory` is null or has
 // CudaQuantizedPaddedBytes left.
 absl::StatusOr<PackedLinear> PackQuantizedRows(
     const Backend& backend, const QuantizedShape& shape,

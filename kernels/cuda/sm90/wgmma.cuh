@@ -66,8 +66,8 @@ __device__ __forceinline__ void WgmmaPin(std::uint64_t& descriptor) {
 }
 
 // Computes d = A B, or d += A B if `accumulate` is true. A [64, 16] and B [16, kN] are bf16, in
-// shared memory; A is K-major. kN is 32, 64, 128 or 256. With kTransB = 0, B is K-major (K is
-// contiguous); with kTransB = 1, B is MN-major (N is contiguous).
+// shared memory. A is K-major. kN is 32, 64, 128 or 256. With kTransB = 0, B is K-major (K is
+// contiguous). With kTransB = 1, B is MN-major (N is contiguous).
 template <int kN, int kTransB = 0>
 __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                             bool accumulate) {
