@@ -5,10 +5,10 @@
 //
 // Place:      between the engine thread and the TokenStreams.
 // Invariants: all items of a request go to one worker, in order. While the ring of a worker is at
-//             least half full, the engine starts no requests of that worker, and its steps contain no
-//             tokens of the worker's running requests. Steps in flight and ending requests still add items. Items that do
-//             not fit into the ring overflow into a list. The worker has room when the ring is less
-//             than half full and the list is empty.
+//             least half full, the engine starts no requests of that worker, and its steps contain
+//             no tokens of the worker's running requests. Steps in flight and ending requests still
+//             add items. Items that do not fit into the ring overflow into a list. The worker has
+//             room when the ring is less than half full and the list is empty.
 // Threads:    Reserve may be called from any thread, and Stop after the engine thread has ended.
 //             The engine thread calls everything else. Owns `num_workers` threads.
 // Lifetime:   tokenizer, table and probe outlive it.
