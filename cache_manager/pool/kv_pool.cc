@@ -79,7 +79,7 @@ KvPool::Region KvPool::LayOut(std::int64_t page_bytes, std::int64_t row_bytes,
   Region region;
   region.page_bytes = page_bytes;
   region.num_pages = num_pages;
-  // The size of the guards is a multiple of the buffer's alignment, so the first KV page is aligned.
+  // The guard size is a multiple of the buffer alignment, so the first KV page is aligned.
   region.guard_bytes = RoundUp(std::int64_t{kGuardRows} * row_bytes, DeviceBuffer::kAlignment);
   return region;
 }
