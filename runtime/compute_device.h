@@ -44,7 +44,7 @@ class ComputeDevice {
  private:
   ComputeDevice() = default;
 
-  // If it fails, stream_ and backend_ are not set.
+  // On failure, leaves stream_ and backend_ unset.
   absl::Status OpenCuda(const DeviceOptions& options);
   absl::Status OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Chooses the instruction set of the CPU kernels by running each candidate on this machine, best
-// first, until one passes the checks of cpu_kernel_check.h.
+// Chooses the instruction set (level) of the CPU kernels by running each candidate on this machine,
+// best first, until one passes the checks of cpu_kernel_check.h.
 //
 // A candidate runs in a child process, because an illegal instruction, a crash or a hang must not
 // end the daemon. The child is forked without exec. It therefore needs no path to the binary, which
@@ -59,7 +59,7 @@ struct CpuCheck {
   // or no child process could be started.
   absl::Status status;
   std::string isa = "auto";            // the level that passed; device.cpu.isa if none was checked
-  SelfCheck result;                    // of the levels that were checked
+  SelfCheck result;                    // summary over the levels that were checked
   std::vector<CpuLevelCheck> skipped;  // better levels, which failed
 };
 

@@ -47,8 +47,8 @@ constexpr std::uint32_t kRowCounts[] = {1, 4, 9, 17, 34};
 constexpr std::uint32_t kLargestBatch = 34;
 // Number of output features: four and a half panels.
 constexpr std::uint32_t kFeatures = 72;
-// Number of inputs. It exceeds the 512 inputs of one part of a bf16 product, and is a multiple of
-// every group size.
+// Number of inputs. It exceeds the 512 inputs that a bf16 product sums at a time, and is a multiple
+// of every group size.
 constexpr std::uint32_t kInputs = 640;
 // Number of inputs that is not a multiple of the block size of any kernel.
 constexpr std::uint32_t kOddInputs = 333;
@@ -101,8 +101,8 @@ class Output {
   std::vector<float> values_;
 };
 
-// Compares `y` with `expected`. If `expected` has fewer rows, they are repeated. Sets the fault,
-// and raises the error to that of this run if it is larger.
+// Compares `y` with `expected`, whose rows are repeated if it has fewer. Sets check->fault if `y`
+// is wrong. check->error becomes the larger of its old value and the error of `y`.
 void Compare(const Output& y, const Output& expected, KernelCheck* check) {
   double difference = 0, norm = 0;
   std::size_t unequal = 0, not_numbers = 0, first = 0;
@@ -304,7 +304,8 @@ class TwoSequences {
  public:
   static constexpr std::uint32_t kKvHeads = 2, kHeadSize = 64, kColumns = kKvHeads * kHeadSize;
   static constexpr std::uint32_t kPrompt = 20;  // tokens of the first sequence, all of them new
-  static constexpr std::uint32_t kCached = 65;  // of the second sequence, which has 1 new token
+  // Cached tokens of the second sequence, which has 1 new token.
+  static constexpr std::uint32_t kCached = 65;
 
   // Stores the tokens of both sequences. The pages of each are not adjacent.
   explicit TwoSequences(const Backend& backend) {
@@ -429,8 +430,8 @@ void Checker::CheckNorm() {
   sink_(check, /*is_finished=*/true);
 }
 
-// Inputs of the delta rule. Two heads share a key head. The columns of a head fill
-// one block of the kernel and part of another.
+// Inputs of the delta rule. Two heads share a key head. The columns of a head fill one block of the
+// kernel and part of another.
 struct ScanInputs {
   static constexpr std::uint32_t kHeads = 2, kKeySize = 24, kValueSize = 72, kTokens = 5;
   static constexpr std::uint32_t kColumns = kHeads * kValueSize;

@@ -3,10 +3,10 @@
 // Compares the CPU kernels of the chosen instruction set with their scalar references, on small
 // random operands.
 //
-// Products and attention with bf16 activations, and integer products except on sse4, must have the
-// bits of their references. Other kernels sum in another order, so their error has a limit. Every
-// row of a product is computed in batches of several sizes. Outputs are NaN before the kernel runs,
-// and memory between their rows must keep its NaNs.
+// Products and attention with bf16 activations, and integer products except on sse4, must match
+// their references bitwise. Other kernels sum in another order, so a limited error is accepted.
+// Every row of a product is computed in batches of several sizes. Outputs are filled with NaN
+// before the kernel runs, and the gaps between output rows must still be NaN afterwards.
 //
 // Place:   below cpu_check.h, which runs it in a child process; above the ops.
 // Threads: the calling thread computes everything.
@@ -29,7 +29,7 @@ namespace quire::runtime {
 
 // The ops that are checked. Tests replace them to inject faults.
 struct CheckedOps {
-  // Sets Linear, PagedAttention, RmsNorm and StateScan of kernels/.
+  // Uses the ops of kernels/: Linear, PagedAttention, RmsNorm and StateScan.
   CheckedOps();
 
   std::function<absl::Status(const kernels::Backend&, const kernels::LinearParams&)> linear;

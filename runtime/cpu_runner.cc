@@ -141,7 +141,7 @@ CpuRunner::CpuRunner(const Model& model, const kernels::Backend& backend, cache:
   kv_.reserve(layers.groups.size());
   if (models::FirstTailLayer(model.spec) == model.spec.layers.size()) return;
   tail_kv_.reserve(layers.groups.size());
-  wanted_.resize(limits_.max_rows);
+  wanted_tokens_.resize(limits_.max_rows);
 }
 
 absl::StatusOr<std::unique_ptr<CpuRunner>> CpuRunner::Create(const Model& model,
@@ -189,7 +189,7 @@ absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
         kernels::MakeKvCollection(models::GroupGeometry(pool->geometry(), layers, group),
                                   pool->blocks(), batch.kv[group], pool->scales()));
     kv_.push_back(collection);
-    if (wanted_.empty()) continue;
+    if (wanted_tokens_.empty()) continue;
     cache::KvStepInputs tail = batch.kv[group];
     tail.cache_lengths = buffers.tail_lengths;
     tail.max_history_length = tail.max_cache_length;
@@ -208,22 +208,23 @@ absl::Status CpuRunner::MakeCollections(const StepBatch& batch) {
 
 std::span<const std::uint32_t> CpuRunner::WantedTokens(const StepBatch& batch,
                                                        std::uint32_t batch_size) {
-  if (wanted_.empty() || batch.hidden_out != nullptr) return {};
-  std::fill(wanted_.begin(), wanted_.end(), 0u);
+  if (wanted_tokens_.empty() || batch.hidden_out != nullptr) return {};
+  std::fill(wanted_tokens_.begin(), wanted_tokens_.end(), 0u);
   const std::span<const std::uint32_t> offsets(buffers.row_offsets, batch_size + 1);
   const auto want = [&](std::uint32_t token) {
     const std::uint32_t index = order_.step_index()[token];
     const auto end = std::upper_bound(offsets.begin(), offsets.end(), index);
-    std::uint32_t& wanted = wanted_[static_cast<std::size_t>(end - offsets.begin()) - 1];
+    std::uint32_t& wanted = wanted_tokens_[static_cast<std::size_t>(end - offsets.begin()) - 1];
     wanted = std::max(wanted, *end - index);
   };
   for (const std::uint32_t token : batch.logits_tokens) want(token);
   for (const StepPool& pool : batch.pools) want(pool.first_token);
-  return wanted_;
+  return wanted_tokens_;
 }
 
 // If the KV rows of layers differ in size, the first tokens of a page are not at the same bytes in
-// all slots, so whole pages are copied. The additional tokens are overwritten before they are read.
+// all layer slots, so whole pages are copied. The additional tokens are overwritten before they are
+// read.
 absl::Status CpuRunner::PreparePages(const StepBatch& batch) {
   if (batch.clears.empty() && batch.copies.empty()) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvCollection slots,

@@ -68,8 +68,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   absl::Status MakeCollections(const StepBatch& batch);
   // Clears and copies the step's pages.
   absl::Status PreparePages(const StepBatch& batch);
-  // Clears and copies the rows of `kv` in these pages: the rows of the layer slots, or the index
-  // rows.
+  // Clears and copies one kind of rows in the step's pages: those of the layer slots, or the index
+  // rows. `kv` selects the kind.
   absl::Status PreparePagesOf(const StepBatch& batch, const kernels::AnyKvCollection& kv);
   absl::Status Forward(const StepBatch& batch);
   // Returns for each row the number of its last tokens whose output the step needs. Returns an
@@ -91,8 +91,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   // Collections and counts for DecoderStep::wanted; empty if the last layer writes K and V or
   // states.
   std::vector<kernels::AnyKvCollection> tail_kv_;
-  std::vector<std::uint32_t> wanted_;         // [max_rows]
-  std::vector<kernels::SampledRow> sampled_;  // one block of logits
+  std::vector<std::uint32_t> wanted_tokens_;  // [max_rows]
+  std::vector<kernels::SampledRow> sampled_;  // results for one block of logits
   DeviceBuffer states_;        // [num_state_slots, layers.state_bytes]; resident when first used
   std::vector<float> pooled_;  // [max_rows, hidden] sums of StepPool so far
   StepResult result_;

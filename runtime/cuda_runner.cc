@@ -101,8 +101,8 @@ struct CudaRunner::State : RunnerBase {
   absl::Status EnqueueTail();
   absl::Status EnqueueSamplerKinds();
   absl::Status RunHead(std::uint32_t begin, std::uint32_t end);
-  // Reports logits and computes samples and prompt log-probabilities of rows [begin, end) of
-  // logits_tokens, whose logits are in their buffer.
+  // Copies logits to logits_out, and computes samples and prompt log-probabilities, for rows
+  // [begin, end) of logits_tokens. REQUIRES: buffers.logits has the logits of these rows.
   absl::Status Finish(const StepBatch& batch, std::uint32_t begin, std::uint32_t end,
                       std::uint32_t slot);
   // Samples the rows that TakeSamples found.
@@ -113,8 +113,8 @@ struct CudaRunner::State : RunnerBase {
 
   absl::Status ComputePools(const StepBatch& batch, std::uint32_t slot);
 
-  // Wait for an event, or for all work enqueued so far. With a communicator they also return if the
-  // group of ranks is aborted.
+  // Wait for an event, or for all work enqueued so far. With a communicator, both also return if
+  // the group of ranks is aborted.
   absl::Status Wait(const Event& event) const;
   absl::Status Synchronize();
 
@@ -167,7 +167,7 @@ absl::Status CudaRunner::State::CheckRoom() const {
                    memory.activation_bytes, ", attention ", memory.attention_bytes, ", sampler ",
                    memory.sampler_bytes, ", graphs ", memory.graph_bytes,
                    memory.state_bytes == 0 ? "" : absl::StrCat(", states ", memory.state_bytes),
-                   "), ", free, " are free"));
+                   "), but only ", free, " are free"));
 }
 
 absl::Status CudaRunner::State::Allocate() {
@@ -328,8 +328,8 @@ models::StepStates CudaRunner::State::States() {
 }
 
 // Clears whole pages. If the KV rows of layers differ in size, the first tokens of a page are not
-// at the same bytes in all slots, so whole pages are copied too. Index rows, which follow the other
-// rows of a page, are cleared and copied separately.
+// at the same bytes in all layer slots, so whole pages are copied too. Index rows, which follow the
+// other rows of a page, are cleared and copied separately.
 absl::Status CudaRunner::State::PreparePages(const StepBatch& batch) {
   clears.clear();
   copies.clear();
@@ -418,15 +418,16 @@ absl::Status CudaRunner::State::EnqueueTail() {
 }
 
 // Enqueues steps of p and p + 1 tokens for every power of two p. These steps use all kernels,
-// because the kernels of an op change at powers of two or at a single other number of tokens.
+// because an op switches kernels at powers of two, or at only one other number of tokens.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));
   const std::uint32_t page = 1;
   QUIRE_RETURN_IF_ERROR(kernels::ZeroPages(backend, *slots_kv, {&page, 1}));
-  const std::uint32_t most = sizes.buffers.max_step_tokens;
-  for (std::uint32_t power = 1; power / 2 < most; power *= 2) {
-    for (const std::uint32_t num_tokens : {std::min(power, most), std::min(power + 1, most)}) {
+  const std::uint32_t max_tokens = sizes.buffers.max_step_tokens;
+  for (std::uint32_t power = 1; power / 2 < max_tokens; power *= 2) {
+    for (const std::uint32_t num_tokens :
+         {std::min(power, max_tokens), std::min(power + 1, max_tokens)}) {
       QUIRE_RETURN_IF_ERROR(EnqueuePadded(num_tokens, /*has_prompt_rows=*/true));
     }
   }
@@ -525,7 +526,7 @@ absl::Status CudaRunner::State::Sample(const StepBatch& batch, std::uint32_t slo
   return sampler->Sample(sampling_rows, slots[slot].tokens, static_cast<int>(slot), sample_indices);
 }
 
-// The logits of the last block are still in their buffer. The logits of an earlier block are
+// The logits of the last block are still in buffers.logits. The logits of an earlier block are
 // computed again, with the same bits.
 absl::Status CudaRunner::State::SampleLate(const StepBatch& batch, std::uint32_t slot) {
   BeginLogits();
@@ -641,7 +642,8 @@ absl::StatusOr<std::unique_ptr<CudaRunner>> CudaRunner::Create(const Model& mode
   if (layer.attention == models::AttentionKind::kMla && pages != DType::kBF16 &&
       layer.mla.kv_lora_rank + layer.mla.rope_size > 128) {
     log::Info("model", "MLA attention runs without tensor cores",
-              {{"kv_cache.dtype", DTypeName(pages)}, {"reason", "its kernel reads bf16 pages"}});
+              {{"kv_cache.dtype", DTypeName(pages)},
+               {"reason", "the tensor core kernel reads only bf16 pages"}});
   }
   return std::unique_ptr<CudaRunner>(new CudaRunner(std::move(state)));
 }
@@ -690,7 +692,7 @@ absl::Status CudaRunner::State::Check(const StepBatch& batch) const {
   for (const cache::KvStepInputs& kv : batch.kv) {
     if (kv.lookup_stride == sizes.limits.lookup_stride) continue;
     return absl::InvalidArgumentError(absl::StrCat("step batch: lookup_stride is ",
-                                                   kv.lookup_stride, ", the runner was made for ",
+                                                   kv.lookup_stride, " but must be ",
                                                    sizes.limits.lookup_stride));
   }
   if (batch.hidden_out != nullptr && options.comm != nullptr) {

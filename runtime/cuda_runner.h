@@ -49,9 +49,9 @@ struct SelfCheckReport;
 // Lifetime:   model, backend and pool must outlive it. The destructor waits for launched steps.
 class CudaRunner : public StepRunner {
  public:
-  // If the model is divided among GPUs, does not load kernels; each is loaded at its first use.
-  // Returns INVALID_ARGUMENT if an option is out of range, or if the communicator has another rank
-  // or backend. Also returns it if the pool's geometry does not match the model, or if the types of
+  // If the model is divided among GPUs, each kernel is loaded at its first use, not by Create.
+  // Returns INVALID_ARGUMENT if an option is out of range, if the communicator belongs to another
+  // rank or backend, if the pool's geometry does not match the model, or if the types of
   // activations and pages do not match. Returns RESOURCE_EXHAUSTED if an allocation fails.
   // REQUIRES: the model was loaded on `backend`, a CUDA backend; the pool is in device memory.
   static absl::StatusOr<std::unique_ptr<CudaRunner>> Create(const Model& model,
@@ -65,7 +65,7 @@ class CudaRunner : public StepRunner {
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;
   // Returns 1 for a model with recurrent layers, because a step whose results are discarded would
-  // already have changed the only state of its rows.
+  // already have overwritten the only copy of its rows' states.
   int max_steps_in_flight() const override;
   bool can_pool() const override { return true; }
 

@@ -36,7 +36,7 @@ inline constexpr Quantization kAllQuantizations[] = {
     Quantization::kInt8G32, Quantization::kInt8G64, Quantization::kInt8G128,
     Quantization::kInt4G32, Quantization::kInt4G64, Quantization::kInt4G128};
 
-// Returns the name in configuration and messages: "auto", "int8_g32".
+// Returns the name in configuration and messages, such as "auto" or "int8_g32".
 absl::string_view QuantizationName(Quantization quantization);
 std::optional<Quantization> QuantizationFromName(absl::string_view name);
 

@@ -29,7 +29,7 @@ bool HaveSameOrder(const formats::StoredTensor& a, const formats::StoredTensor& 
 
 absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(const std::string& name,
                                                               std::span<const Extent> extents,
-                                                              bool counts_ones) {
+                                                              bool keeps_unit_dimensions) {
   const formats::StoredTensor* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " is missing"));
@@ -40,8 +40,8 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(const std::string&
     shape.push_back(extent.size);
     keys.push_back(extent.keys);
   }
-  const auto significant = [counts_ones](std::vector<std::int64_t> dimensions) {
-    if (!counts_ones) std::erase(dimensions, 1);
+  const auto significant = [keeps_unit_dimensions](std::vector<std::int64_t> dimensions) {
+    if (!keeps_unit_dimensions) std::erase(dimensions, 1);
     return dimensions;
   };
   if (significant(tensor->shape) != significant(shape)) {
@@ -62,7 +62,7 @@ absl::StatusOr<const formats::StoredTensor*> SlotFinder::Find(const std::string&
 absl::StatusOr<const formats::StoredTensor*> SlotFinder::FindVector(
     const std::string& name, std::span<const Extent> extents) {
   QUIRE_ASSIGN_OR_RETURN(const formats::StoredTensor* tensor,
-                         Find(name, extents, /*counts_ones=*/false));
+                         Find(name, extents, /*keeps_unit_dimensions=*/false));
   if (tensor->is_quantized()) {
     return absl::UnimplementedError(absl::StrCat(tensor->file, ": tensor ", name, ": type ",
                                                  tensor->type,
@@ -168,7 +168,7 @@ absl::StatusOr<LinearSlot> FindLinear(SlotFinder& finder, const FormChooser& cho
                           std::vector<const formats::StoredTensor*>* to) {
     const RowRange all{0, part.rows.size};
     const std::span<const RowRange> picked =
-        part.picked.empty() ? std::span(&all, 1) : std::span(part.picked);
+        part.picked_rows.empty() ? std::span(&all, 1) : std::span(part.picked_rows);
     for (const formats::StoredTensor* piece : CutRows(finder, found, picked)) to->push_back(piece);
   };
   for (const Part& part : parts) {

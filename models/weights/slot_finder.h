@@ -6,7 +6,7 @@
 // Place:      below FindWeights (weights.h).
 // Invariants: a tensor that Find or FindVector returned counts as used.
 // Threads:    one thread.
-// Lifetime:   SlotFinder must not outlive the checkpoint. FormChooser must not outlive the target.
+// Lifetime:   SlotFinder must not outlive its Checkpoint, nor FormChooser its WeightTarget.
 //             Tensors cut from larger ones live as long as the vector that TakePieces returned.
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Part {
   std::string name;  // without ".weight"
   Extent rows;
   bool has_bias;
-  std::vector<RowRange> picked = {};  // rows of the matrix; empty: all
+  std::vector<RowRange> picked_rows = {};  // the stored rows to use; empty: all
 };
 
 // Looks up tensors by name, checks them and records which ones were used.
@@ -41,11 +41,12 @@ class SlotFinder {
  public:
   explicit SlotFinder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Returns INVALID_ARGUMENT if the tensor is missing or has another shape, with both shapes and
-  // the keys of config.json; UNIMPLEMENTED for an unsupported dtype.
+  // Returns INVALID_ARGUMENT if the tensor is missing or its shape differs from `extents`. The
+  // message has both shapes and the keys of config.json. Returns UNIMPLEMENTED for an unsupported
+  // dtype.
   absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
                                                     std::initializer_list<Extent> extents) {
-    return Find(name, {extents.begin(), extents.size()}, /*counts_ones=*/true);
+    return Find(name, {extents.begin(), extents.size()}, /*keeps_unit_dimensions=*/true);
   }
   // Like Find, but ignores dimensions of 1 and refuses quantized tensors. Returns the tensor as a
   // vector of all elements.
@@ -54,7 +55,7 @@ class SlotFinder {
   // Returns null if there is no such tensor. Does not mark the tensor as used.
   const formats::StoredTensor* Peek(absl::string_view name) const { return checkpoint_.Find(name); }
 
-  // Takes ownership of a tensor that was cut from a found one.
+  // Takes ownership of a tensor that was cut from one that Find returned.
   const formats::StoredTensor* AddPiece(formats::StoredTensor piece);
   std::vector<std::shared_ptr<const formats::StoredTensor>> TakePieces() {
     return std::move(pieces_);
@@ -67,7 +68,7 @@ class SlotFinder {
  private:
   absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
                                                     std::span<const Extent> extents,
-                                                    bool counts_ones);
+                                                    bool keeps_unit_dimensions);
 
   const Checkpoint& checkpoint_;
   absl::flat_hash_set<const formats::StoredTensor*> used_;

@@ -60,7 +60,7 @@ float Element(const formats::StoredTensor& tensor, std::int64_t i) {
   return tensor.dtype == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 
-// True if one of `count` values is NaN or infinite: its exponent has all bits set.
+// True if one of `count` values is NaN or infinite, that is, has all exponent bits set.
 template <typename Bits, Bits kExponent>
 bool HasNonFinite(const std::byte* values, std::int64_t count) {
   Bits found = 0;
@@ -105,7 +105,7 @@ absl::Status NotFiniteError(const formats::StoredTensor& tensor, std::int64_t el
                             float value) {
   return absl::InvalidArgumentError(
       absl::StrCat(tensor.file, ": tensor ", tensor.name, ": element ", element, " of ",
-                   tensor.num_elements(), " is ", value, ", weights must be finite"));
+                   tensor.num_elements(), " is ", value, "; weights must be finite"));
 }
 
 // Returns the error for a row with an element beyond f16. REQUIRES: the row has such an element.

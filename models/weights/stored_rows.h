@@ -26,8 +26,8 @@ void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<f
 absl::Status ConvertRows(const formats::StoredTensor& tensor, DType dtype, std::int64_t begin,
                          std::int64_t end, const kernels::Backend& backend, void* out);
 
-// Returns the form of a matrix that keeps it as stored: its dtype, or the integers or e4m3 values
-// of its quantized weights. Returns PlainForm if no kernel can use the quantized weights without
+// Returns the form that keeps a matrix as stored: its dtype, or the integers or e4m3 values of its
+// quantized weights. Returns PlainForm if no kernel can use the quantized weights without
 // loss.
 MatrixForm StoredForm(const formats::StoredTensor& tensor);
 // Returns the form of a matrix on GPUs. It differs from StoredForm for e2m1, which GPUs keep as

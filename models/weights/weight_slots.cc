@@ -51,7 +51,7 @@ bool IsIgnorable(const ModelSpec& spec, const TensorNames& names, const std::str
                      [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
 }
 
-// True for a bias of zeros, which old programs write for every quantized matrix.
+// True for an all-zero bias, which old quantization tools write for every quantized matrix.
 bool IsZeroBias(const Checkpoint& checkpoint, const formats::StoredTensor& tensor) {
   constexpr absl::string_view kBias = ".bias";
   if (!absl::EndsWith(tensor.name, kBias)) return false;
@@ -168,8 +168,8 @@ auto ExpertsOf(Layer& layer) {
 }
 
 // Returns the first matrix of a slot whose form on a GPU differs from that of `like`, or null.
-const MatrixSlot* OtherForm(const LinearSlot& slot, const LinearSlot& like,
-                            const WeightTarget& target) {
+const MatrixSlot* FindDifferentForm(const LinearSlot& slot, const LinearSlot& like,
+                                    const WeightTarget& target) {
   const auto gpu_form = [&target](MatrixForm form) {
     // GPUs store unquantized weights in the dtype of activations (CudaPacking).
     if (form.is_plain() && target.activation == DType::kBF16) form.dtype = DType::kBF16;
@@ -191,7 +191,7 @@ absl::Status CheckExpertForms(const WeightTarget& target, const WeightSlots& slo
     for (const std::vector<LinearSlot>* experts : ExpertsOf(layer)) {
       for (const LinearSlot& expert : *experts) {
         const LinearSlot& first = experts->front();
-        const MatrixSlot* const other = OtherForm(expert, first, target);
+        const MatrixSlot* const other = FindDifferentForm(expert, first, target);
         if (other == nullptr) continue;
         const MatrixSlot& like = first.matrices[0];
         return absl::UnimplementedError(absl::StrCat(
@@ -309,8 +309,8 @@ void WarnOfUselessFp8Activations(const WeightTarget& target, WeightSlots* slots)
       "model.fp8_activations quantizes the inputs of ", quantized, " matrices, but ", useless,
       " of them, such as ", first->parts[0]->name, ", are not multiplied in fp8, which costs ",
       "accuracy and saves no time; fp8 products need a GPU of compute capability 9.0, bf16 ",
-      "activations, a matrix that is not an expert's, and one scale per row or multiple of 128 ",
-      "inputs"));
+      "activations, a matrix outside the experts, and one scale per row or per group of a ",
+      "multiple of 128 inputs"));
 }
 
 std::int64_t BytesOf(const MatrixSlot& slot, const WeightTarget& target) {
@@ -368,8 +368,8 @@ absl::Status FindLayerInputs(SlotFinder& finder, const FormChooser& chooser, con
   return absl::OkStatus();
 }
 
-// Files of a bare "...Model", and of embedding models made from one, omit the prefix "model." in
-// tensor names.
+// Checkpoints of a model class without a head ("LlamaModel"), and of embedding models made from
+// one, omit the prefix "model." in tensor names.
 TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
   constexpr absl::string_view kPrefix = "model.";
   if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;

@@ -30,7 +30,7 @@ class Progress {
   Progress(const WeightSlots& slots, bool is_cpu)
       : is_cpu_(is_cpu),
         start_(MonotonicNow()),
-        next_line_(absl::ToUnixNanos(start_ + absl::Nanoseconds(kInterval))) {
+        next_log_(absl::ToUnixNanos(start_ + absl::Nanoseconds(kInterval))) {
     ForEachStored(slots, [&](const formats::StoredTensor& tensor) {
       total_ += static_cast<std::int64_t>(tensor.bytes.size());
     });
@@ -39,13 +39,13 @@ class Progress {
   void Add(std::int64_t stored_bytes) {
     const std::int64_t done = done_.fetch_add(stored_bytes) + stored_bytes;
     const std::int64_t now = absl::ToUnixNanos(MonotonicNow());
-    std::int64_t next = next_line_.load();
-    if (now >= next && next_line_.compare_exchange_strong(next, now + kInterval)) {
-      Line("packing weights", done);
+    std::int64_t next = next_log_.load();
+    if (now >= next && next_log_.compare_exchange_strong(next, now + kInterval)) {
+      LogProgress("packing weights", done);
     }
   }
 
-  void Finish() { Line("weights packed", done_.load()); }
+  void Finish() { LogProgress("weights packed", done_.load()); }
 
  private:
   static constexpr std::int64_t kInterval = 1'000'000'000;
@@ -66,7 +66,7 @@ class Progress {
     linear(slots.head);
   }
 
-  void Line(absl::string_view message, std::int64_t done) const {
+  void LogProgress(absl::string_view message, std::int64_t done) const {
     if (!is_cpu_) return;
     const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start_);
     log::Info("model", message,
@@ -80,7 +80,7 @@ class Progress {
   const absl::Time start_;
   std::int64_t total_ = 0;
   std::atomic<std::int64_t> done_{0};
-  std::atomic<std::int64_t> next_line_;
+  std::atomic<std::int64_t> next_log_;
 };
 
 // Allocates memory of the backend and copies the bytes at `from` into it.
@@ -208,7 +208,7 @@ class Packer {
   Packer(const kernels::Backend& backend, const WeightTarget& target, Progress* progress)
       : backend_(backend), target_(target), progress_(progress) {}
 
-  // Packs the matrices. On a GPU they share the memory that is returned; on the CPU it is empty.
+  // Packs the matrices. Returns their common allocation on a GPU, and an empty buffer on the CPU.
   absl::StatusOr<DeviceBuffer> Load(std::span<const LinearPair> linears) {
     if (!target_.cuda) {
       for (const auto& [slot, weights] : linears) {
@@ -237,10 +237,11 @@ class Packer {
   absl::Status LoadOne(const LinearSlot& slot, kernels::WeightMemory* memory,
                        LinearWeights* weights) {
     for (const MatrixSlot& matrix : slot.matrices) {
-      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed,
-                             matrix.form.is_plain()                  ? PackPlain(matrix, memory)
-                             : matrix.form.is_fp8() && !target_.cuda ? PackFp8(matrix)
-                                                                     : PackCoded(matrix, memory));
+      QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed, matrix.form.is_plain()
+                                                               ? PackPlain(matrix, memory)
+                                                           : matrix.form.is_fp8() && !target_.cuda
+                                                               ? PackFp8(matrix)
+                                                               : PackQuantized(matrix, memory));
       weights->matrices.push_back(std::move(packed));
       for (const formats::StoredTensor* part : matrix.parts) Forget(*part);
     }
@@ -277,11 +278,11 @@ class Packer {
       QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, 0, rows, backend_, buffer.data()));
       return buffer;
     }
-    const std::int64_t most = std::clamp<std::int64_t>(kStagingBytes / row_bytes, 1, rows);
+    const std::int64_t chunk_rows = std::clamp<std::int64_t>(kStagingBytes / row_bytes, 1, rows);
     QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer staging,
-                           DeviceBuffer::Allocate(MemoryKind::kHost, most * row_bytes));
-    for (std::int64_t begin = 0; begin < rows; begin += most) {
-      const std::int64_t end = std::min(rows, begin + most);
+                           DeviceBuffer::Allocate(MemoryKind::kHost, chunk_rows * row_bytes));
+    for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
+      const std::int64_t end = std::min(rows, begin + chunk_rows);
       QUIRE_RETURN_IF_ERROR(ConvertRows(tensor, dtype, begin, end, backend_, staging.data()));
       QUIRE_RETURN_IF_ERROR(
           backend_.uploader()->Copy(static_cast<std::byte*>(buffer.data()) + begin * row_bytes,
@@ -293,8 +294,8 @@ class Packer {
   // Size of the staging buffer for dequantized rows.
   static constexpr std::int64_t kStagingBytes = std::int64_t{8} << 20;
 
-  // On the CPU the only temporary memory is the rows of one panel per thread. For a GPU a matrix
-  // with another dtype or row order is converted as a whole before it is uploaded.
+  // On the CPU the only temporary memory is the rows of one panel per thread. For a GPU, a tensor
+  // is converted as a whole before the upload if its dtype or layout has to change.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot,
                                                   kernels::WeightMemory* memory) {
     bool as_stored = true;
@@ -357,8 +358,8 @@ class Packer {
         });
   }
 
-  absl::StatusOr<kernels::PackedLinear> PackCoded(const MatrixSlot& slot,
-                                                  kernels::WeightMemory* memory) {
+  absl::StatusOr<kernels::PackedLinear> PackQuantized(const MatrixSlot& slot,
+                                                      kernels::WeightMemory* memory) {
     for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
     }

@@ -43,7 +43,7 @@ struct LinearSlot {
 
 // The weights of a norm, or another vector that is stored in f32.
 struct VectorSlot {
-  std::vector<const formats::StoredTensor*> parts;  // concatenated; empty: the spec has none
+  std::vector<const formats::StoredTensor*> parts;  // concatenated; empty: no such vector
   float offset = 0;  // added to every element, NormSpec::weight_offset
   float scale = 1;   // multiplies every element before `offset` is added, NormSpec::weight_scale
 };
@@ -56,8 +56,8 @@ using LayerSlots = LayerTensors<VectorSlot, LinearSlot>;
 struct WeightSlots {
   const formats::StoredTensor* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerSlots> layers;
-  // Inputs per layer; empty without ModelSpec::layer_inputs. The first two tensors have the columns
-  // or rows of all layers, one layer after the other.
+  // Per-layer inputs (PerLayerInputSpec); empty if the model has none. The first two tensors
+  // concatenate the columns or rows of all layers.
   const formats::StoredTensor* input_embedding = nullptr;  // [vocab, layers * input]
   LinearSlot input_context;                                // [layers * input, hidden]
   VectorSlot input_norm;                                   // [input]
@@ -65,7 +65,7 @@ struct WeightSlots {
   LinearSlot head;  // the embedding if tied; empty without ModelSpec::has_head
   const formats::StoredTensor* labels = nullptr;  // [labels, hidden]; null: no labels
   std::int64_t parameter_count = 0;               // a tied matrix counts once
-  DType stored_dtype = DType::kInvalid;           // dtype of most parameters; kInvalid: GGML blocks
+  DType stored_dtype = DType::kInvalid;           // dtype of most parameters; kInvalid: quantized
   // Form of most quantized weights of the layers, such as "int4_g32"; empty if none is quantized.
   std::string quantized_format;
   std::vector<std::string> warnings;
@@ -86,10 +86,11 @@ struct WeightTarget {
 // Finds every tensor, checks shapes and types, rejects tensors that the model does not use, and
 // chooses the form of every matrix. REQUIRES: CheckSupported(spec) is OK.
 //
-// Returns INVALID_ARGUMENT that names the tensor if its shape is wrong (with both shapes and the
-// keys of config.json) or model.quantization does not support its number of inputs. Also returns it
-// if fp8_activations is set and no matrix is fp8. Returns UNIMPLEMENTED for a type that the device
-// does not support, and for experts of one layer that a GPU would store in different forms.
+// Returns INVALID_ARGUMENT with the tensor's name if its shape is wrong, with both shapes and the
+// keys of config.json, or if model.quantization does not support its number of inputs. Also returns
+// INVALID_ARGUMENT if fp8_activations is set and no matrix is fp8. Returns UNIMPLEMENTED for a type
+// that the device does not support, and for experts of one layer that a GPU would store in
+// different forms.
 absl::StatusOr<WeightSlots> FindWeights(const ModelSpec& spec, const TensorNames& names,
                                         const Checkpoint& checkpoint, const WeightTarget& target);
 
@@ -101,9 +102,8 @@ constexpr std::int64_t PaddedVector(std::int64_t elements) {
 // Returns the number of floats of all norms and biases together.
 std::int64_t VectorFloats(const WeightSlots& slots);
 
-// Returns the dtype of the embedding in memory. It is the stored one if the embedding is not
-// quantized. GGML blocks become f16, or f32 with Quantization::kNone. Other quantized weights
-// become f32.
+// Returns the dtype of the embedding in memory. An unquantized embedding keeps its stored dtype.
+// GGML blocks become f16, or f32 with Quantization::kNone. Other quantized weights become f32.
 DType EmbeddingDType(const formats::StoredTensor& embedding, Quantization quantization);
 
 // The kinds of quantized matrices that a model has, the head included.
@@ -119,7 +119,7 @@ std::int64_t MatrixBytes(const LinearSlot& slot, const WeightTarget& target);
 // Returns exactly the number of bytes that Weights::Load allocates for its result.
 std::int64_t WeightBytes(const WeightSlots& slots, const WeightTarget& target);
 
-// Packed matrices that share their input, and their bias. Their outputs are concatenated.
+// Packed matrices with the same input, and a bias for their concatenated outputs.
 struct LinearWeights {
   std::vector<kernels::PackedLinear> matrices;  // [n, k] each; rarely more than one
   const float* bias = nullptr;                  // [outputs of all matrices]; null: no bias
@@ -163,7 +163,7 @@ template <typename Layer>
 auto LinearsOf(Layer& layer) {
   using Linear = std::remove_reference_t<decltype((layer.qkv))>;
   std::vector<NamedLinear<Linear>> linears;
-  // Skips alternative rows of the same member.
+  // Several rows of the tensor table may describe the same member, which is listed once.
   ForEachRow(layer, [&](BlockKind, const auto& row, auto& block) {
     if (row.linear != nullptr) {
       Linear* const linear = &(block.*row.linear);
@@ -199,8 +199,8 @@ auto VectorsOf(Layer& layer) {
 //
 // Place:      made by LoadModel, read by the decoder.
 // Invariants: every value is finite. On a GPU the matrices of a layer lie in one allocation, in the
-//             order of LinearsOf. The output head, the embedding and all vectors have an allocation
-//             each.
+//             order of LinearsOf. The embeddings, input_context, the output head and all vectors
+//             together have an allocation each.
 // Threads:    immutable after Load.
 // Lifetime:   owns its memory; the checkpoint may be destroyed after Load.
 class Weights {
@@ -227,7 +227,7 @@ class Weights {
 
   const void* embedding() const { return embedding_.data(); }  // [vocab, hidden]
   DType embedding_dtype() const { return embedding_dtype_; }
-  // Inputs per layer; null or empty without ModelSpec::layer_inputs.
+  // Per-layer inputs; null or empty without ModelSpec::layer_inputs.
   const void* input_embedding() const { return input_embedding_.data(); }
   DType input_embedding_dtype() const { return input_embedding_dtype_; }
   const LinearWeights& input_context() const { return input_context_; }
@@ -246,8 +246,9 @@ class Weights {
   DType input_embedding_dtype_ = DType::kInvalid;
   LinearWeights input_context_;
   const float* input_norm_ = nullptr;
-  DeviceBuffer vectors_;                // norms and biases
-  std::vector<DeviceBuffer> matrices_;  // GPU: the allocation of each layer, then of the head
+  DeviceBuffer vectors_;  // norms and biases
+  // GPU: the allocations of input_context if there is one, of each layer, and of the head.
+  std::vector<DeviceBuffer> matrices_;
   std::vector<LayerWeights> layers_;
   const float* final_norm_ = nullptr;
   LinearWeights head_;

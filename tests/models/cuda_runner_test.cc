@@ -668,7 +668,8 @@ TEST_F(CudaRunnerTest, TooLittleMemoryIsReportedWithNumbers) {
   options.memory_bytes = cuda_emulator::DeviceBytesAllocated() + room - 1;
   cuda_emulator::SetOptions(options);
   EXPECT_THAT(std::string(full.MakeRunner(Options(DType::kF32)).message()),
-              HasSubstr(absl::StrCat("graphs ", memory.graph_bytes, "), ", room - 1, " are free")));
+              HasSubstr(absl::StrCat("graphs ", memory.graph_bytes, "), but only ", room - 1,
+                                     " are free")));
   ++options.memory_bytes;
   cuda_emulator::SetOptions(options);
   EXPECT_TRUE(full.MakeRunner(Options(DType::kF32)).ok());
