@@ -300,7 +300,7 @@ void Checker::CheckProducts() {
 }
 
 // Keys and values of two sequences in bf16 pages.
-class TwoSequences {
+class SequencePair {
  public:
   static constexpr std::uint32_t kKvHeads = 2, kHeadSize = 64, kColumns = kKvHeads * kHeadSize;
   static constexpr std::uint32_t kPrompt = 20;  // tokens of the first sequence, all of them new
@@ -308,7 +308,7 @@ class TwoSequences {
   static constexpr std::uint32_t kCached = 65;
 
   // Stores the tokens of both sequences. The pages of each are not adjacent.
-  explicit TwoSequences(const Backend& backend) {
+  explicit SequencePair(const Backend& backend) {
     const std::uint32_t second[] = {6, 5, 4, 3, 1};
     std::copy(std::begin(second), std::end(second), table_ + kTableStride);
     const cache::KvGeometry geometry = {.num_blocks = 8,
@@ -364,17 +364,17 @@ class TwoSequences {
 };
 
 void Checker::CheckAttention(CpuActivations activations) {
-  constexpr std::uint32_t kHeads = 4, kColumns = kHeads * TwoSequences::kHeadSize;
-  constexpr std::uint32_t kPrompt = TwoSequences::kPrompt, kRows = kPrompt + 1;
+  constexpr std::uint32_t kHeads = 4, kColumns = kHeads * SequencePair::kHeadSize;
+  constexpr std::uint32_t kPrompt = SequencePair::kPrompt, kRows = kPrompt + 1;
   const bool is_bf16 = activations == CpuActivations::kBF16;
   const Backend backend = MakeBackend(activations);
   KernelCheck check = {
       .kernel = absl::StrCat(kernels::CpuActivationsName(activations), " attention"),
-      .shape = absl::StrCat("bf16 pages, prompts of ", kPrompt, " and ", TwoSequences::kCached + 1,
-                            " tokens, ", kHeads, " heads of ", TwoSequences::kHeadSize),
+      .shape = absl::StrCat("bf16 pages, prompts of ", kPrompt, " and ", SequencePair::kCached + 1,
+                            " tokens, ", kHeads, " heads of ", SequencePair::kHeadSize),
       .limit = is_bf16 ? 0 : kMaxError};
   sink_(check, /*is_finished=*/false);
-  const TwoSequences sequences(backend);
+  const SequencePair sequences(backend);
   const std::vector<float> q = UniformValues(std::size_t{kRows} * kColumns, 7, 2);
   const std::uint32_t rows[] = {0, kPrompt, kRows};
   Output y(kRows, kColumns), expected(kRows, kColumns);

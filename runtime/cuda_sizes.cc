@@ -15,7 +15,7 @@ namespace {
 
 // Maximum device memory of a graph node: its arguments and the driver's data.
 constexpr std::int64_t kGraphNodeBytes = 32 << 10;
-// Maximum number of nodes of a layer, and of everything outside the layers (kOtherNodes).
+// Maximum number of nodes of a layer. kOtherNodes is the maximum outside the layers.
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
@@ -95,7 +95,7 @@ std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
     if (layer.has_state()) nodes += kRecurrentNodes;
     if (models::NeedsBranchBuffer(layer)) nodes += kBranchNodes;
     if (layer.has_moe()) nodes += kMoeNodes;
-    // Counts the dense MLP beside experts, three norms and a sum.
+    // Counts the dense MLP, three norms and a sum.
     if (layer.mlp == models::MlpKind::kDenseAndMoe) nodes += kNodesPerLayer;
     if (layer.input.size > 0) nodes += kInputNodes;
     // MLA has two products per head, into the latent space and back, and two latent norms.

@@ -44,7 +44,7 @@ struct StepPadding {
 // Place:      part of CudaRunner.
 // Invariants: after Upload, the table rows of the step's sequences on the device equal those on the
 //             host, including columns without a page. mirror_ equals the device's tables. After
-//             Forget, its entries match no page.
+//             Forget, the entries of mirror_ match no page.
 // Threads:    the engine thread.
 // Lifetime:   backend and buffers must outlive it. A pinned buffer may be reused when the step that
 //             used it has completed.

@@ -78,9 +78,9 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
     return static_cast<std::uint32_t>(
         std::min<std::int64_t>(*blocks, MaxNumBlocks(spec, geometry)));
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "kv_cache.capacity_bytes", state_bytes == 0 ? "" : " without the recurrent states", ": ",
-      blocks.status().message()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv_cache.capacity_bytes", state_bytes == 0 ? "" : " minus the recurrent states",
+                   ": ", blocks.status().message()));
 }
 
 // Returns the number of bytes for the pages and the recurrent states of a host.
@@ -237,9 +237,9 @@ absl::Status CheckSmallestRequestFits(const RuntimeOptions& options,
 }
 
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
-                             std::int32_t most) {
+                             std::int32_t max_tokens) {
   std::uint32_t fits = 0;  // binary search: more tokens never need fewer pages
-  for (std::uint32_t end = static_cast<std::uint32_t>(most); fits < end;) {
+  for (std::uint32_t end = static_cast<std::uint32_t>(max_tokens); fits < end;) {
     const std::uint32_t tokens = end - (end - fits) / 2;
     if (demand.PagesFor(tokens) <= usable_pages) {
       fits = tokens;

@@ -221,12 +221,12 @@ absl::Status RunOneToken(const FirstSteps& steps) {
 }
 
 absl::Status CompareSteps(const FirstSteps& steps, std::vector<kernels::KernelCheck>* checks) {
-  constexpr std::uint32_t kLeastTokens = 4;
+  constexpr std::uint32_t kMinTokens = 4;
   std::string skipped;
   if (!steps.spec->has_head) {
     skipped = "the model has no logits";
-  } else if (std::min(steps.max_step_tokens, steps.max_context_tokens) < kLeastTokens) {
-    skipped = absl::StrCat("a step or a sequence has fewer than ", kLeastTokens, " tokens");
+  } else if (std::min(steps.max_step_tokens, steps.max_context_tokens) < kMinTokens) {
+    skipped = absl::StrCat("a step or a sequence is limited to fewer than ", kMinTokens, " tokens");
   }
   if (!skipped.empty()) {
     checks->push_back({.kernel = "steps", .shape = "all", .skipped = std::move(skipped)});

@@ -27,7 +27,7 @@ class CacheManager;
 namespace quire::runtime {
 
 struct FirstSteps {
-  cache::CacheManager* cache;  // its rows have no pages
+  cache::CacheManager* cache;  // none of its rows has pages
   StepRunner* runner;
   const models::ModelSpec* spec;
   // The members below are used by CompareSteps only.

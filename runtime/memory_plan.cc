@@ -83,7 +83,7 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t num_blocks) {
   if (std::ranges::none_of(spec.layers, [](const auto& layer) { return layer.has_kv(); })) {
     return absl::UnimplementedError(
-        "the model has 0 layers with keys and values, it must have at least 1");
+        "the model has no layer with keys and values, but at least 1 is required");
   }
   const models::LayerSpec& first = spec.first_kv_layer();
   const bool is_mla = first.attention == models::AttentionKind::kMla;
@@ -98,8 +98,9 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                 : layer.heads.v_head_size != layer.heads.head_size ||
                       row.head_size % layers.slot_row.head_size != 0)) {
       return absl::UnimplementedError(absl::StrCat(
-          "layer ", i, " has another kind of attention or another head size than layer ",
-          &first - spec.layers.data(), ", all layers must share one page layout"));
+          "layer ", i, " and layer ", &first - spec.layers.data(),
+          " differ in the kind of attention or in the head size, but all layers must share one ",
+          "page layout"));
     }
   }
   cache::KvGeometry geometry;
@@ -179,7 +180,7 @@ absl::StatusOr<std::uint32_t> NumBlocksWithIndex(cache::CacheManagerOptions opti
 
 namespace {
 
-// Returns the bytes of the prefix index of the cache manager that the runner's steps need.
+// Returns CacheManager::PrefixIndexBytes for the cache manager of a runner with these options.
 std::int64_t PrefixIndexBytes(const models::ModelSpec& spec, const cache::KvGeometry& geometry,
                               const models::LayerGroups& layers, const RunnerOptions& options,
                               bool prefix_caching) {

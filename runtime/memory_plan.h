@@ -151,8 +151,9 @@ struct DeviceMemoryPlan {
 };
 
 // Reads configuration and headers, or only the configuration with LoadMode::kDummy. Loads nothing
-// and needs no GPU. Returns RESOURCE_EXHAUSTED with every part if the total exceeds the limit or
-// fewer than two pages fit. Returns the errors of LoadModel, KvGeometryFor and CudaRunner::Create.
+// and needs no GPU. Returns RESOURCE_EXHAUSTED with the bytes of every part if the total exceeds
+// the limit or fewer than two pages fit. Also returns the errors of LoadModel, KvGeometryFor and
+// CudaRunner::Create.
 absl::StatusOr<DeviceMemoryPlan> PlanDeviceMemory(const formats::ModelFiles& files,
                                                   const DevicePlanOptions& options);
 

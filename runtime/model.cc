@@ -121,7 +121,7 @@ absl::StatusOr<models::Weights> LoadOrReadWeights(const models::WeightSlots& slo
                                                   const kernels::Backend& backend) {
   if (target.cuda && !directory.empty()) {
     log::Warn("model", "packed weights are not kept",
-              {{"reason", "model.packed_dir is for weights of CPUs, and this is a GPU"}});
+              {{"reason", "model.packed_dir applies only to the CPU backend"}});
   }
   if (directory.empty() || target.cuda) return LoadWeights(slots, backend, target, weight_bytes);
   const PackedFileKey key{fingerprint, models::QuantizationName(target.quantization)};
@@ -163,7 +163,8 @@ absl::StatusOr<models::Checkpoint> TakePart(const formats::ModelFiles& files,
                                             const LoadOptions& options,
                                             const models::Checkpoint& whole, Model* model) {
   if (!options.packed_dir.empty()) {
-    return absl::UnimplementedError("model.packed_dir is for weights of whole models");
+    return absl::UnimplementedError(
+        "model.packed_dir is not supported for a model that is divided among ranks");
   }
   absl::StatusOr<models::ModelSpec> spec = models::SpecOfPart(model->spec, options.part);
   absl::Status status = spec.status();
@@ -246,10 +247,10 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   model->warnings = model->config.warnings;
   if (options.mode == LoadMode::kDummy &&
       model->config.stored_quantization.method != formats::StoredMethod::kNone) {
-    model->warnings.push_back("dummy weights are not quantized as quantization_config says");
+    model->warnings.push_back("dummy weights are unquantized; quantization_config is ignored");
   }
-  for (const auto* more : {&whole.warnings(), &std::as_const(slots->warnings)}) {
-    model->warnings.insert(model->warnings.end(), more->begin(), more->end());
+  for (const auto* warnings : {&whole.warnings(), &std::as_const(slots->warnings)}) {
+    model->warnings.insert(model->warnings.end(), warnings->begin(), warnings->end());
   }
   return model;
 }

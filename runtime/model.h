@@ -73,7 +73,7 @@ struct Model {
   Model& operator=(const Model&) = delete;
 
   models::ModelConfig config;
-  models::RankPart part;  // the part that spec, weights and their counts describe
+  models::RankPart part;  // the part that spec, weights and counts describe
   models::ModelSpec spec;
   std::unique_ptr<models::Weights> weights;
   std::vector<float> label_weights;       // [labels, hidden] of a classifier, else empty
@@ -84,7 +84,7 @@ struct Model {
                                           // the table that a longrope model was loaded with
   std::int64_t parameter_count = 0;       // a tied matrix counts once
   std::int64_t weight_bytes = 0;          // bytes in memory
-  DType stored_dtype = DType::kInvalid;   // most common dtype; kInvalid: GGML quantization blocks
+  DType stored_dtype = DType::kInvalid;   // dtype of most parameters; kInvalid: quantized
   std::string quantization;               // "none", or the most common format, such as "int4_g32"
   std::vector<std::string> warnings;      // for the load log
 };

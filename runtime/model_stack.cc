@@ -79,8 +79,7 @@ void LogPlan(const DevicePlan& plan) {
 void LogStates(const StatePlan& states, std::uint32_t wanted_rows) {
   if (states.num_slots == 0) return;
   if (states.max_rows < wanted_rows) {
-    log::Info("model",
-              "fewer sequences run at a time, because the recurrent states of more do not fit",
+    log::Info("model", "fewer sequences run at a time, because more recurrent states do not fit",
               {{"max_running_sequences", states.max_rows}, {"of", wanted_rows}});
   }
   log::Info("model", "recurrent states",
@@ -100,8 +99,9 @@ void LogLayerGroups(const models::LayerGroups& layers) {
             {{"groups", layers.groups.size()}, {"text", models::DescribeLayerGroups(layers)}});
 }
 
-// Binds the thread, during its lifetime, to the CPU that computes part 0 of every op. The thread
-// then is the first to touch the weights that it packs, so they are allocated on that NUMA node.
+// Binds the calling thread, while this object exists, to the CPU that computes part 0 of every op.
+// The thread then is the first to touch the weights that it packs, so these are allocated on that
+// NUMA node.
 class LoadBinding {
  public:
   explicit LoadBinding(const ThreadPool& pool) {

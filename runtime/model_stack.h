@@ -41,7 +41,7 @@ namespace quire::runtime {
 class CudaRunner;
 struct FirstSteps;
 
-// The durations of the parts of loading.
+// The durations of reading the weights and of opening the tokenizer.
 struct LoadTimes {
   absl::Duration read, tokenizer;
 };
@@ -126,9 +126,8 @@ absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const ModelOption
                                                                const formats::ModelFiles& files);
 
 // Checks, without loading anything, that the weights and the pages of `options` fit. For a GPU, the
-// memory plan is checked only if the GPU is present. Otherwise the result is OK.
-// Returns the errors of Build, and INVALID_ARGUMENT for weights with which a CPU would run out of
-// memory.
+// memory plan is checked only if the GPU is present; otherwise returns OK. Returns the errors of
+// Build, and INVALID_ARGUMENT if the weights exceed the free memory of the CPU backend.
 absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles& files,
                        const CheckedSpec& model, DeviceKind device);
 

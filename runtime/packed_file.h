@@ -46,8 +46,8 @@ struct PackedFileKey {
 std::string PackedFilePath(absl::string_view directory, const PackedFileKey& key);
 
 // Fills the sections. Returns NOT_FOUND if there is no such file. Returns DATA_LOSS with the reason
-// if the file has another model or version or is damaged; the contents of the sections are then
-// undefined.
+// if the file was written for another model or version, or is damaged. The contents of the sections
+// are then undefined.
 absl::Status ReadPackedFile(const std::string& path, const PackedFileKey& key,
                             std::span<const models::Weights::Section> sections,
                             const kernels::Backend& backend);

@@ -24,8 +24,8 @@ struct Model;
 // samples and prompt log-probabilities to blocks of logits rows.
 //
 // Place:      base of CpuRunner and of CudaRunner::State only.
-// Invariants: the blocks of a step are taken in order, and each sample and prompt log-probability
-//             is taken once.
+// Invariants: the blocks of a step are processed in order, and each sample and prompt
+//             log-probability once.
 // Threads:    those of the runner.
 // Lifetime:   model, backend and pool must outlive it.
 struct RunnerBase {
@@ -35,7 +35,7 @@ struct RunnerBase {
   // Called before the first block of a step, and again before the first block of its late samples.
   void BeginLogits();
   // Fills sampling_rows with the samples of `pass` that use rows [begin, end) of the step's logits,
-  // and sample_indices with their indices in batch.samples. Late samples that are not completed are
+  // and sample_indices with their indices in batch.samples. Late samples without is_completed are
   // in no pass. REQUIRES: buffers.logits contains these rows.
   enum class SamplePass : std::uint8_t { kAll, kEarly, kLate };
   void TakeSamples(const StepBatch& batch, std::uint32_t begin, std::uint32_t end, SamplePass pass);
@@ -54,7 +54,7 @@ struct RunnerBase {
   const RunnerOptions options;
   const models::LayerGroups layers;
   const std::uint32_t text_vocab;
-  const std::uint8_t* const has_text;  // null: every id below text_vocab
+  const std::uint8_t* const has_text;  // null: every id below text_vocab has text
   models::StepBuffers buffers;
 
   // The samples and log-probabilities of the current block of logits.

@@ -34,8 +34,8 @@ struct RunnerOptions {
   // Slots with the states of recurrent layers, the null slot included; 0 for models without such
   // layers.
   std::uint32_t num_state_slots = 0;
-  // The communicator of the ranks that share the model. Each rank has its own runner, which gets
-  // the same steps. It must outlive the runner. Null if the model is not divided.
+  // The communicator of the ranks that share the model; null if the model is not divided. Each rank
+  // has its own runner, which gets the same steps. The communicator must outlive the runner.
   kernels::Communicator* comm = nullptr;
 
   // Only CUDA uses the options below. The CPU also uses max_context_tokens, for the size of the

@@ -4,8 +4,8 @@
 // first request. A faulty driver, compiler or GPU then stops the start instead of producing wrong
 // text.
 //
-// Every check on the device first poisons its outputs and runs twice, except the check of the index
-// store. Both runs must agree in every bit.
+// Every check on the device except that of the index store runs twice, each time after its outputs
+// were poisoned. Both runs must agree bitwise.
 //
 //   products   the model's own packed matrices, one of each kind, at 1 to 512 rows, against the
 //              scalar kernel or the host by relative error; each row against the same row computed
@@ -15,7 +15,7 @@
 //              capability 9.0 over unquantized K and V against the portable kernel, bit for bit
 //   selection  store, scores and selection of an indexer, and attention over the selected keys,
 //              against the CPU; scores and keys bit for bit
-//   others     embedding, KV store (the first pages) and sampler against the CPU, bit for bit;
+//   others     embedding, KV store (first pages only) and sampler against the CPU, bit for bit;
 //              norm, rope and gate against the CPU by relative error
 //
 // Kernels that fuse several ops, the router, recurrent layers, the step inputs and captured graphs
@@ -80,11 +80,11 @@ struct SelfCheckParams {
 // (random values and comparisons) is proportional to copied_bytes.
 struct SelfCheckWork {
   double weight_bytes = 0;     // weights read by products, once per launch
-  double tensor_flops = 0;     // of products other than references
-  double scalar_flops = 0;     // of reference products, for whole tiles of 32 rows
-  double attention_flops = 0;  // of all launches of attention, references included
+  double tensor_flops = 0;     // products other than reference products
+  double scalar_flops = 0;     // reference products, for whole tiles of 32 rows
+  double attention_flops = 0;  // all launches of attention, reference launches included
   double copied_bytes = 0;     // between host and device
-  std::int64_t launches = 0;   // of products and attention
+  std::int64_t launches = 0;   // products and attention
   friend bool operator==(const SelfCheckWork&, const SelfCheckWork&) = default;
 };
 

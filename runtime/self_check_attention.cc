@@ -119,9 +119,9 @@ double KeysOf(std::span<const Sequence> sequences) {
 }
 
 // The pages of one layer in host memory, for the CPU. Page ids are those of the device.
-class HostPages {
+class HostPageSet {
  public:
-  HostPages(const cache::KvGeometry& device, std::uint32_t pages, std::uint32_t batch_size)
+  HostPageSet(const cache::KvGeometry& device, std::uint32_t pages, std::uint32_t batch_size)
       : stride_((pages + 7) / 8 * 8 + cache::LookupTable::kPaddingColumns),
         batch_size_(batch_size),
         geometry_(device) {
@@ -223,11 +223,12 @@ class AttentionCheck {
                             : kernels::KeyView(params_.kv[place.group], place.slot)),
         values_(shape_.is_mla ? keys_ : kernels::ValueView(params_.kv[place.group], place.slot)) {}
 
-  // Identifies the kind of the layer: layers with equal results run the same kernels.
+  // Identifies the kind of the layer: layers with equal keys run the same kernels.
   std::string Key() const;
   absl::Status Run();
 
  private:
+  // The kernel that steps run, and the kernel that they would run without tensor maps.
   enum class Kernel : std::uint8_t { kServed, kPortable };
   // The arrays of one launch, in device memory.
   struct LaunchArrays {
@@ -238,7 +239,7 @@ class AttentionCheck {
     std::uint32_t batch_size = 0;
     double num_keys = 0;  // summed over rows, without the limits of windows and chunks
   };
-  // The inputs of a store, in device memory.
+  // The inputs of a store of tokens [first, first + count), in device memory.
   struct StoreArrays {
     std::uint32_t first = 0;
     std::uint32_t count = 0;
@@ -274,7 +275,7 @@ class AttentionCheck {
   absl::Status ComputeAngles(const StoreArrays& stored, bool reports);
   // Returns a description of a difference from the store of the CPU, or "" if there is none.
   absl::StatusOr<std::string> CompareStore(const StoreArrays& stored, std::uint32_t count);
-  absl::StatusOr<std::string> ComparePages(const HostPages& host, std::uint32_t count);
+  absl::StatusOr<std::string> ComparePages(const HostPageSet& host, std::uint32_t count);
   absl::StatusOr<std::string> CompareQueries(ConstFloatPtr device, std::span<const float> want);
 
   absl::Status Compare(bool is_prompt);
@@ -288,7 +289,7 @@ class AttentionCheck {
                     const LaunchArrays& arrays);
   kernels::AttentionParams ParamsOf(const LaunchArrays& arrays) const;
   std::vector<float> DefinedColumns(std::span<const float> out) const;
-  void Count(const LaunchArrays& arrays);
+  void CountWork(const LaunchArrays& arrays);
   absl::Status Launch(const LaunchArrays& arrays, Kernel kernel);
   // Poisons the output, launches, and returns the output without the columns that attention leaves
   // undefined.
@@ -477,7 +478,7 @@ absl::StatusOr<std::string> AttentionCheck::CompareStore(const StoreArrays& stor
   const std::uint32_t pages = (count + geometry_.page_size - 1) / geometry_.page_size;
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
                          kernels::Backend::Create(Device::Cpu(), backend_.pool()));
-  HostPages host(geometry_, pages, /*batch_size=*/1);
+  HostPageSet host(geometry_, pages, /*batch_size=*/1);
   QUIRE_RETURN_IF_ERROR(host.Create());
   for (std::uint32_t i = 0; i < pages; ++i) host.row(0)[i] = 1 + i;
   const auto repeat = [&](std::uint32_t width, std::uint64_t seed) {
@@ -517,7 +518,7 @@ absl::StatusOr<std::string> AttentionCheck::CompareStore(const StoreArrays& stor
 
 // Returns a description of the first page of the first `count` tokens that differs from the host's,
 // or "" if there is none.
-absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPages& host,
+absl::StatusOr<std::string> AttentionCheck::ComparePages(const HostPageSet& host,
                                                          std::uint32_t count) {
   for (std::uint32_t first = 0; first < count; first += geometry_.page_size) {
     const std::uint32_t page = 1 + first / geometry_.page_size;
@@ -642,7 +643,7 @@ absl::Status AttentionCheck::Plan(std::span<const Sequence> sequences, bool is_p
                                                 .has_generated_rows = !is_prompt},
                                                plan()));
   // Waits here, with a time limit, because the Poison that follows copies pageable memory and may
-  // wait for the stream without one.
+  // wait for the stream without a limit.
   return context_->Wait();
 }
 
@@ -665,7 +666,7 @@ kernels::AttentionParams AttentionCheck::ParamsOf(const LaunchArrays& arrays) co
           .value_columns = shape_.value_columns};
 }
 
-void AttentionCheck::Count(const LaunchArrays& arrays) {
+void AttentionCheck::CountWork(const LaunchArrays& arrays) {
   const double columns = shape_.head_size + shape_.columns();  // of K and V
   context_->work().attention_flops += 2 * arrays.num_keys * shape_.num_heads * columns;
   ++context_->work().launches;
@@ -675,7 +676,7 @@ absl::Status AttentionCheck::Launch(const LaunchArrays& arrays, Kernel kernel) {
   kernels::AttentionParams params = ParamsOf(arrays);
   params.plan = plan();
   params.maps = kernel == Kernel::kServed ? maps() : nullptr;
-  Count(arrays);
+  CountWork(arrays);
   return kernels::PagedAttention(backend_, params);
 }
 
@@ -710,7 +711,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const LaunchA
   QUIRE_ASSIGN_OR_RETURN(params.out, context_->TakeFloats(DType::kF32, rows * out_stride()));
   QUIRE_RETURN_IF_ERROR(context_->UploadFloats(wide, q));
   params.q = wide;
-  Count(arrays);
+  CountWork(arrays);
   QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(backend_, params));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> out,
                          context_->DownloadFloats(params.out, rows * out_stride()));
@@ -723,7 +724,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
                                                                 const LaunchArrays& arrays) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
                          kernels::Backend::Create(Device::Cpu(), backend_.pool()));
-  HostPages host(geometry_, pages_, arrays.batch_size);
+  HostPageSet host(geometry_, pages_, arrays.batch_size);
   QUIRE_RETURN_IF_ERROR(host.Create());
   for (std::uint32_t page = 1; page <= pages_; ++page) {
     const auto device = PiecesOf(*params_.pool, geometry_, page, place_.slot, shape_.is_mla);
@@ -824,7 +825,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   if (maps() != nullptr && context_->cuda().has_sm90a() && must_equal_portable) {
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> portable, Result(arrays, Kernel::kPortable));
     if (!HasEqualBits(first, portable) && check.fault.empty()) {
-      check.fault = "the result differs from the portable kernel";
+      check.fault = "the result differs from that of the portable kernel";
     }
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string difference,
@@ -842,7 +843,7 @@ absl::Status AttentionCheck::Compare(bool is_prompt) {
   // Bytes of one row, in the launch and in the f32 reference.
   const std::int64_t per_row = (q_stride() + out_stride()) * (activation_bytes() + 4);
   const std::int64_t fit = (context_->free_bytes() - 8192) / per_row - kTokenPatterns;
-  const auto most =
+  const auto max_rows =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(fit, 1, limits.max_step_tokens));
   std::vector<Sequence> sequences;
   for (const std::uint32_t length : kCheckedLengths) {
@@ -851,9 +852,9 @@ absl::Status AttentionCheck::Compare(bool is_prompt) {
         {.length = length, .shift = static_cast<std::uint32_t>(sequences.size()) * 3});
   }
   if (sequences.empty()) sequences.push_back({.length = tokens_});
-  const std::size_t at_once = std::min<std::size_t>({sequences.size(), limits.max_rows, most});
+  const std::size_t at_once = std::min<std::size_t>({sequences.size(), limits.max_rows, max_rows});
   for (Sequence& sequence : sequences) {
-    const auto share = static_cast<std::uint32_t>(most / at_once);
+    const auto share = static_cast<std::uint32_t>(max_rows / at_once);
     sequence.rows = is_prompt ? std::min({kPromptRows, share, sequence.length}) : 1;
   }
   for (std::size_t first = 0; first < sequences.size(); first += at_once) {

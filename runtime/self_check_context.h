@@ -24,8 +24,9 @@
 
 namespace quire::runtime {
 
-// Row i equals row i % kPatterns, so that one row computed alone is the reference of many.
-// kPatterns is prime, so rows that are a tile apart differ.
+// Number of distinct rows in the inputs of a check. Row i equals row i % kPatterns, so that one row
+// computed alone is the reference of many rows. kPatterns is prime, so rows that are a tile apart
+// differ.
 inline constexpr std::uint32_t kPatterns = 7;
 
 class SelfCheckContext {
@@ -57,8 +58,8 @@ class SelfCheckContext {
                                                     std::int64_t count);
   // Fills memory with bytes 0xff, which are NaN in every floating-point type.
   absl::Status Poison(void* to, std::int64_t bytes);
-  // Copies row i % count of `rows` to row i of `to` for i of [begin, end). The rows before `begin`
-  // have been copied.
+  // Copies row i % count of `rows` to row i of `to` for each i in [begin, end). REQUIRES: the rows
+  // of `to` before `begin` have been copied.
   absl::Status Repeat(void* to, const void* rows, std::uint32_t count, std::int64_t row_bytes,
                       std::uint32_t begin, std::uint32_t end);
 

@@ -26,7 +26,7 @@ using kernels::FloatPtr;
 constexpr std::uint32_t kRows = 65;
 
 // Runs an op twice over poisoned memory at `y`, [rows, columns], and compares the result with
-// `want`. Every row must equal the row with the same number modulo kPatterns.
+// `want`. Rows whose numbers are equal modulo kPatterns must be equal.
 absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, FloatPtr y,
                          std::uint32_t rows, std::uint32_t columns, std::span<const float> want,
                          absl::FunctionRef<absl::Status()> run) {
@@ -46,7 +46,8 @@ absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, 
       check.fault = absl::StrCat("two runs differ in row ", row);
     } else if (row >= kPatterns &&
                std::memcmp(values, values - std::size_t{kPatterns} * columns, bytes) != 0) {
-      check.fault = absl::StrCat("row ", row, " differs from an equal row of the batch");
+      check.fault = absl::StrCat("row ", row, " differs from row ", row - kPatterns,
+                                 ", which has the same input");
     }
   }
   // An error that is NaN or above the limit is the more useful description, and Add provides it.
@@ -86,8 +87,8 @@ struct EmbeddingTable {
   float scale;
 };
 
-// Looks up kPatterns tokens, spread from the first to the last one of the vocabulary. If fewer rows
-// fit, it looks up only the first of these tokens. The CPU looks them up in a copy of their rows.
+// Looks up kPatterns tokens, spread evenly over the vocabulary, or fewer if fewer rows fit. The CPU
+// looks the tokens up in a copy of their table rows.
 absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& cpu,
                             const EmbeddingTable& table) {
   context->Free();
@@ -227,8 +228,8 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
                      [&] { return kernels::GatedProduct(*context->params().backend, params); });
 }
 
-// Returns the samples of the check. `greedy_only` is set if the CPU has no fused multiply-add. Its
-// probabilities then differ from the GPU's in some bits, so only a greedy token is compared.
+// Returns the samples of the check. `greedy_only` is set if the CPU has no fused multiply-add. The
+// CPU's probabilities then differ from the GPU's in some bits, so only a greedy token is compared.
 std::vector<kernels::SamplingRow> SamplesOf(const SelfCheckParams& params, bool greedy_only) {
   const auto vocab = static_cast<std::int32_t>(params.spec->vocab_size);
   static const kernels::TokenCount history[] = {{0, 2}, {1, 0}};

@@ -57,8 +57,8 @@ struct Product {
   std::int64_t y_columns = 0;  // columns of y that are written
   std::int64_t y_stride = 0;
   DType y_dtype = DType::kF32;
-  bool adds_residual = false;  // y is read, added and written
-  bool same_bits = true;       // the bits of a row do not depend on the batch
+  bool adds_residual = false;      // y is read, added and written
+  bool is_batch_invariant = true;  // the bits of a row do not depend on the batch
   double limit = 0;
   double weight_bytes = 0;
   double flops_per_row = 0;
@@ -106,12 +106,12 @@ class ProductCheck {
   explicit ProductCheck(SelfCheckContext* context)
       : context_(context), backend_(*context->params().backend) {}
 
-  absl::Status Layer(const models::LayerSpec& spec, const models::LayerWeights& weights);
-  absl::Status Head();
+  absl::Status CheckLayer(const models::LayerSpec& spec, const models::LayerWeights& weights);
+  absl::Status CheckHead();
 
  private:
-  // The epilogue of a product.
-  struct Use {
+  // The ops that a product fuses after the multiplication, and its output type.
+  struct Epilogue {
     std::string name;
     DType y = DType::kF32;
     bool adds_residual = false;
@@ -129,20 +129,21 @@ class ProductCheck {
     }
   };
 
-  Use UseOf(absl::string_view name, const models::LayerSpec& spec) const;
-  absl::Status Matrices(const Use& use, const models::LinearWeights& linear,
-                        std::uint32_t max_rows);
+  Epilogue EpilogueOf(absl::string_view name, const models::LayerSpec& spec) const;
+  absl::Status CheckMatrices(const Epilogue& epilogue, const models::LinearWeights& linear,
+                             std::uint32_t max_rows);
   absl::StatusOr<std::vector<std::uint32_t>> SortByExpert(std::uint32_t rows, ExpertRows* experts);
-  absl::Status Experts(const Use& use, std::span<const models::LinearWeights> experts,
-                       std::span<const kernels::LinearGroups> groups);
-  absl::Status Heads(const Use& use, std::span<const models::LinearWeights> heads);
+  absl::Status CheckExperts(const Epilogue& epilogue,
+                            std::span<const models::LinearWeights> experts,
+                            std::span<const kernels::LinearGroups> groups);
+  absl::Status CheckHeads(const Epilogue& epilogue, std::span<const models::LinearWeights> heads);
 
   // Returns a product with the fields that follow from matrix and epilogue.
-  Product Describe(const Use& use, const PackedLinear& weight) const;
+  Product Describe(const Epilogue& epilogue, const PackedLinear& weight) const;
   // Returns the parameters of Linear for `rows` rows.
-  kernels::LinearParams ParamsOf(const Product& product, const Use& use, const PackedLinear& weight,
-                                 const float* bias, ConstFloatPtr x, FloatPtr y,
-                                 std::uint32_t rows) const;
+  kernels::LinearParams ParamsOf(const Product& product, const Epilogue& epilogue,
+                                 const PackedLinear& weight, const float* bias, ConstFloatPtr x,
+                                 FloatPtr y, std::uint32_t rows) const;
   bool IsNew(const Product& product);
 
   // The rows of x and of the residual that are repeated, in device memory.
@@ -163,19 +164,20 @@ class ProductCheck {
                   kernels::KernelCheck* check, std::string* fault);
   absl::Status CheckRows(const Product& product, std::uint32_t rows, ConstFloatPtr x, FloatPtr y,
                          const float* residual);
-  absl::StatusOr<std::vector<float>> ScalarReference(const Use& use, const PackedLinear& weight,
-                                                     const float* bias,
+  absl::StatusOr<std::vector<float>> ScalarReference(const Epilogue& epilogue,
+                                                     const PackedLinear& weight, const float* bias,
                                                      const Product::Inputs& inputs);
   absl::StatusOr<HostMatrix> DownloadFeatures(const PackedLinear& weight,
                                               std::span<const std::uint32_t> features);
-  absl::StatusOr<std::vector<float>> HostReference(const Use& use, const PackedLinear& weight,
-                                                   const float* bias, const Product::Inputs& inputs,
+  absl::StatusOr<std::vector<float>> HostReference(const Epilogue& epilogue,
+                                                   const PackedLinear& weight, const float* bias,
+                                                   const Product::Inputs& inputs,
                                                    std::span<const std::uint32_t> columns);
-  void SetReference(const Use& use, const PackedLinear& weight, const float* bias,
+  void SetReference(const Epilogue& epilogue, const PackedLinear& weight, const float* bias,
                     Product* product);
   absl::Status FillOutput(const Product& product, std::uint32_t rows, FloatPtr y,
                           const float* residual);
-  void Count(const Product& product, std::uint32_t rows);
+  void CountWork(const Product& product, std::uint32_t rows);
 
   SelfCheckContext* const context_;
   const kernels::Backend& backend_;
@@ -187,8 +189,9 @@ class ProductCheck {
   std::vector<float> reference_;
 };
 
-ProductCheck::Use ProductCheck::UseOf(absl::string_view name, const models::LayerSpec& spec) const {
-  Use use{.name = std::string(name), .y = context_->activation(), .gate = {}};
+ProductCheck::Epilogue ProductCheck::EpilogueOf(absl::string_view name,
+                                                const models::LayerSpec& spec) const {
+  Epilogue epilogue{.name = std::string(name), .y = context_->activation(), .gate = {}};
   const bool is_shared = absl::StartsWith(name, "shared_");
   const auto is_one_of = [&](std::initializer_list<absl::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -197,49 +200,49 @@ ProductCheck::Use ProductCheck::UseOf(absl::string_view name, const models::Laye
     const models::MlpSpec& mlp = spec.mlp == models::MlpKind::kDense ? spec.dense
                                  : is_shared                         ? *spec.moe.shared
                                                                      : spec.moe.expert;
-    if (mlp.gated) use.gate = models::GateShapeOf(mlp);
+    if (mlp.gated) epilogue.gate = models::GateShapeOf(mlp);
   } else if (is_one_of({"o", "down", "recurrent_out", "short_conv_out"})) {
-    use.y = DType::kF32;
-    use.adds_residual = true;
+    epilogue.y = DType::kF32;
+    epilogue.adds_residual = true;
   } else if (absl::EndsWith(name, "down") ||
              is_one_of({"router", "shared_gate", "recurrent_in", "recurrent_gate",
                         "recurrent_decay", "short_conv_in", "latent_out"})) {
-    use.y = DType::kF32;
+    epilogue.y = DType::kF32;
   }
-  return use;
+  return epilogue;
 }
 
-Product ProductCheck::Describe(const Use& use, const PackedLinear& weight) const {
+Product ProductCheck::Describe(const Epilogue& epilogue, const PackedLinear& weight) const {
   Product product;
-  product.kernel = absl::StrCat(DTypeName(context_->activation()), " product ", use.name);
+  product.kernel = absl::StrCat(DTypeName(context_->activation()), " product ", epilogue.name);
   product.form = FormOf(weight);
   product.dimensions = absl::StrCat(weight.n(), " x ", weight.k());
   product.x_columns = weight.k();
   product.y_stride = weight.n();
-  product.y_columns = use.gate ? weight.n() / 2 : weight.n();
-  product.y_dtype = use.y;
-  product.adds_residual = use.adds_residual;
-  product.same_bits = weight.library_plans() == nullptr;
-  product.limit = LimitOf(weight, use.y);
+  product.y_columns = epilogue.gate ? weight.n() / 2 : weight.n();
+  product.y_dtype = epilogue.y;
+  product.adds_residual = epilogue.adds_residual;
+  product.is_batch_invariant = weight.library_plans() == nullptr;
+  product.limit = LimitOf(weight, epilogue.y);
   product.weight_bytes = static_cast<double>(weight.size_bytes());
   product.flops_per_row = 2.0 * weight.n() * weight.k();
   return product;
 }
 
-kernels::LinearParams ProductCheck::ParamsOf(const Product& product, const Use& use,
+kernels::LinearParams ProductCheck::ParamsOf(const Product& product, const Epilogue& epilogue,
                                              const PackedLinear& weight, const float* bias,
                                              ConstFloatPtr x, FloatPtr y,
                                              std::uint32_t rows) const {
   return {.x = x,
           .weight = &weight,
           .bias = bias,
-          .residual = use.adds_residual ? y.f32() : nullptr,
+          .residual = epilogue.adds_residual ? y.f32() : nullptr,
           .y = y,
           .x_stride = product.x_columns,
           .residual_stride = product.y_stride,
           .y_stride = product.y_stride,
           .num_rows = rows,
-          .gate = use.gate};
+          .gate = epilogue.gate};
 }
 
 bool ProductCheck::IsNew(const Product& product) {
@@ -249,13 +252,14 @@ bool ProductCheck::IsNew(const Product& product) {
       .second;
 }
 
-absl::Status ProductCheck::Matrices(const Use& use, const models::LinearWeights& linear,
-                                    std::uint32_t max_rows) {
+absl::Status ProductCheck::CheckMatrices(const Epilogue& epilogue,
+                                         const models::LinearWeights& linear,
+                                         std::uint32_t max_rows) {
   const float* bias = linear.bias;
   for (const PackedLinear& weight : linear.matrices) {
-    Use own = use;
+    Epilogue own = epilogue;
     if (own.gate && (linear.matrices.size() > 1 ||
-                     !kernels::CanFuseGate(backend_, weight, context_->activation(), use.y))) {
+                     !kernels::CanFuseGate(backend_, weight, context_->activation(), epilogue.y))) {
       own.gate.reset();
     }
     Product product = Describe(own, weight);
@@ -298,13 +302,14 @@ absl::StatusOr<std::vector<std::uint32_t>> ProductCheck::SortByExpert(std::uint3
   return order;
 }
 
-absl::Status ProductCheck::Experts(const Use& use, std::span<const models::LinearWeights> experts,
-                                   std::span<const kernels::LinearGroups> groups) {
+absl::Status ProductCheck::CheckExperts(const Epilogue& epilogue,
+                                        std::span<const models::LinearWeights> experts,
+                                        std::span<const kernels::LinearGroups> groups) {
   for (std::size_t m = 0; m < groups.size(); ++m) {
     const kernels::LinearGroups& group = groups[m];
-    Use own = use;
-    if (own.gate &&
-        (groups.size() > 1 || !kernels::CanFuseGroupedGate(group, context_->activation(), use.y))) {
+    Epilogue own = epilogue;
+    if (own.gate && (groups.size() > 1 ||
+                     !kernels::CanFuseGroupedGate(group, context_->activation(), epilogue.y))) {
       own.gate.reset();
     }
     Product product = Describe(own, *group.first);
@@ -353,12 +358,13 @@ absl::Status ProductCheck::Experts(const Use& use, std::span<const models::Linea
   return absl::OkStatus();
 }
 
-absl::Status ProductCheck::Heads(const Use& use, std::span<const models::LinearWeights> heads) {
+absl::Status ProductCheck::CheckHeads(const Epilogue& epilogue,
+                                      std::span<const models::LinearWeights> heads) {
   const std::size_t count = std::min<std::size_t>(heads.size(), kernels::kMaxHeadsPerLaunch);
   std::vector<const PackedLinear*> matrices;
   for (std::size_t h = 0; h < count; ++h) matrices.push_back(heads[h].matrices.data());
   const std::int64_t n = matrices[0]->n(), k = matrices[0]->k();
-  Product product = Describe(use, *matrices[0]);
+  Product product = Describe(epilogue, *matrices[0]);
   if (!IsNew(product)) return absl::OkStatus();
   const auto num_heads = static_cast<std::int64_t>(count);
   product.dimensions = absl::StrCat(count, " heads of ", product.dimensions);
@@ -406,37 +412,38 @@ absl::Status ProductCheck::Heads(const Use& use, std::span<const models::LinearW
   return Check(product, UINT32_MAX);
 }
 
-absl::Status ProductCheck::Layer(const models::LayerSpec& spec,
-                                 const models::LayerWeights& weights) {
+absl::Status ProductCheck::CheckLayer(const models::LayerSpec& spec,
+                                      const models::LayerWeights& weights) {
   for (const auto& [name, linear] : models::LinearsOf(weights)) {
     const bool is_part = absl::StartsWith(name, "experts.") || absl::StartsWith(name, "heads.");
     if (is_part || linear->matrices.empty()) continue;
-    QUIRE_RETURN_IF_ERROR(Matrices(UseOf(name, spec), *linear, UINT32_MAX));
+    QUIRE_RETURN_IF_ERROR(CheckMatrices(EpilogueOf(name, spec), *linear, UINT32_MAX));
   }
   const models::MoeWeights& moe = weights.moe;
   if (!moe.gate_up.empty()) {
-    QUIRE_RETURN_IF_ERROR(Experts(UseOf("expert gate_up", spec), moe.gate_up, moe.gate_up_groups));
-    QUIRE_RETURN_IF_ERROR(Experts(UseOf("expert down", spec), moe.down, moe.down_groups));
+    QUIRE_RETURN_IF_ERROR(
+        CheckExperts(EpilogueOf("expert gate_up", spec), moe.gate_up, moe.gate_up_groups));
+    QUIRE_RETURN_IF_ERROR(CheckExperts(EpilogueOf("expert down", spec), moe.down, moe.down_groups));
   }
   for (const auto& [name, heads] : {std::pair("to_latent", &weights.mla.to_latent),
                                     std::pair("from_latent", &weights.mla.from_latent)}) {
-    if (!heads->empty()) QUIRE_RETURN_IF_ERROR(Heads(UseOf(name, spec), *heads));
+    if (!heads->empty()) QUIRE_RETURN_IF_ERROR(CheckHeads(EpilogueOf(name, spec), *heads));
   }
   return absl::OkStatus();
 }
 
-absl::Status ProductCheck::Head() {
+absl::Status ProductCheck::CheckHead() {
   const models::LinearWeights& head = context_->params().weights->head();
-  return Matrices({.name = "head", .gate = {}}, head, context_->params().limits.head_rows);
+  return CheckMatrices({.name = "head", .gate = {}}, head, context_->params().limits.head_rows);
 }
 
-void ProductCheck::SetReference(const Use& use, const PackedLinear& weight, const float* bias,
-                                Product* product) {
+void ProductCheck::SetReference(const Epilogue& epilogue, const PackedLinear& weight,
+                                const float* bias, Product* product) {
   const bool is_plain_f32 =
       weight.format() == WeightFormat::kPlain && context_->activation() == DType::kF32;
   if (!weight.has_row_major_fp8() && !is_plain_f32) {
-    product->reference = [this, use, &weight, bias](const Product::Inputs& inputs) {
-      return ScalarReference(use, weight, bias, inputs);
+    product->reference = [this, epilogue, &weight, bias](const Product::Inputs& inputs) {
+      return ScalarReference(epilogue, weight, bias, inputs);
     };
     return;
   }
@@ -445,19 +452,20 @@ void ProductCheck::SetReference(const Use& use, const PackedLinear& weight, cons
   for (std::uint32_t n = 0; n < width; ++n) {
     if (n < kHostFeatures / 2 || n + kHostFeatures / 2 >= width) product->columns.push_back(n);
   }
-  product->reference = [this, use, &weight, bias, product](const Product::Inputs& inputs) {
-    return HostReference(use, weight, bias, inputs, product->columns);
+  product->reference = [this, epilogue, &weight, bias, product](const Product::Inputs& inputs) {
+    return HostReference(epilogue, weight, bias, inputs, product->columns);
   };
 }
 
-absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
+absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Epilogue& epilogue,
                                                                  const PackedLinear& weight,
                                                                  const float* bias,
                                                                  const Product::Inputs& inputs) {
   const std::int64_t n = weight.n(), k = weight.k();
   const std::int64_t mark = context_->used();
   QUIRE_ASSIGN_OR_RETURN(
-      const FloatPtr y, context_->TakeFloats(use.gate ? DType::kBF16 : DType::kF32, kPatterns * n));
+      const FloatPtr y,
+      context_->TakeFloats(epilogue.gate ? DType::kBF16 : DType::kF32, kPatterns * n));
   kernels::LinearParams params{.x = inputs.x,
                                .weight = &weight,
                                .bias = bias,
@@ -480,7 +488,7 @@ absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
   QUIRE_RETURN_IF_ERROR(kernels::internal::LinearScalarCuda(context_->cuda(), params));
   context_->work().scalar_flops += 2 * kScalarTileRows * static_cast<double>(n * k);
   std::int64_t columns = n;
-  if (use.gate) {
+  if (epilogue.gate) {
     columns = n / 2;
     QUIRE_RETURN_IF_ERROR(kernels::GatedProduct(backend_, {.gate = y,
                                                            .up = y + columns,
@@ -490,7 +498,7 @@ absl::StatusOr<std::vector<float>> ProductCheck::ScalarReference(const Use& use,
                                                            .y_stride = n,
                                                            .num_rows = kPatterns,
                                                            .columns = weight.n() / 2,
-                                                           .shape = *use.gate}));
+                                                           .shape = *epilogue.gate}));
   }
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> all, context_->DownloadFloats(y, kPatterns * n));
   context_->Release(mark);
@@ -534,11 +542,11 @@ absl::StatusOr<HostMatrix> ProductCheck::DownloadFeatures(const PackedLinear& we
 }
 
 absl::StatusOr<std::vector<float>> ProductCheck::HostReference(
-    const Use& use, const PackedLinear& weight, const float* bias, const Product::Inputs& inputs,
-    std::span<const std::uint32_t> columns) {
+    const Epilogue& epilogue, const PackedLinear& weight, const float* bias,
+    const Product::Inputs& inputs, std::span<const std::uint32_t> columns) {
   const std::size_t k = weight.k();
   std::vector<std::uint32_t> features(columns.begin(), columns.end());
-  if (use.gate) {
+  if (epilogue.gate) {
     for (const std::uint32_t column : columns) features.push_back(column + weight.n() / 2);
   }
   QUIRE_ASSIGN_OR_RETURN(const HostMatrix matrix, DownloadFeatures(weight, features));
@@ -557,10 +565,10 @@ absl::StatusOr<std::vector<float>> ProductCheck::HostReference(
       double sum = bias == nullptr ? 0 : biases[features[f]];
       if (inputs.residual != nullptr) sum += inputs.host_residual[p * weight.n() + features[f]];
       for (std::size_t i = 0; i < k; ++i) sum += matrix[f][i] * row[i];
-      sums.push_back(use.gate ? BF16::FromFloat(static_cast<float>(sum)).ToFloat()
-                              : static_cast<float>(sum));
+      sums.push_back(epilogue.gate ? BF16::FromFloat(static_cast<float>(sum)).ToFloat()
+                                   : static_cast<float>(sum));
     }
-    if (use.gate) {
+    if (epilogue.gate) {
       const auto count = static_cast<std::uint32_t>(columns.size());
       kernels::internal::GatedProductCpu({.gate = ConstFloatPtr(sums.data()),
                                           .up = ConstFloatPtr(sums.data() + count),
@@ -570,7 +578,7 @@ absl::StatusOr<std::vector<float>> ProductCheck::HostReference(
                                           .y_stride = count,
                                           .num_rows = 1,
                                           .columns = count,
-                                          .shape = *use.gate},
+                                          .shape = *epilogue.gate},
                                          0, 1);
       sums.resize(count);
     }
@@ -587,7 +595,7 @@ absl::Status ProductCheck::FillOutput(const Product& product, std::uint32_t rows
   return context_->Repeat(y.data(), residual, kPatterns, row_bytes, 0, rows);
 }
 
-void ProductCheck::Count(const Product& product, std::uint32_t rows) {
+void ProductCheck::CountWork(const Product& product, std::uint32_t rows) {
   SelfCheckWork& work = context_->work();
   work.weight_bytes += product.weight_bytes;
   work.tensor_flops += product.flops_per_row * rows;
@@ -614,7 +622,7 @@ absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<c
     QUIRE_RETURN_IF_ERROR(product.run_alone(inputs.patterns, y));
   }
   for (std::uint32_t p = 0; p < kPatterns; ++p) {
-    Count(product, 1);
+    CountWork(product, 1);
     if (product.run_alone != nullptr) continue;
     QUIRE_RETURN_IF_ERROR(
         product.run(inputs.patterns + p * product.x_columns, y + p * product.y_stride, 1));
@@ -657,13 +665,13 @@ absl::Status ProductCheck::Check(const Product& product, std::uint32_t max_rows)
     }
   }
   if (counts.empty()) return context_->Take(2 * row_bytes + spare).status();
-  const std::int64_t most = std::int64_t{counts.back()} + 1;
+  const std::int64_t num_rows = std::int64_t{counts.back()} + 1;
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr x,
-                         context_->TakeFloats(activation, most * product.x_columns));
+                         context_->TakeFloats(activation, num_rows * product.x_columns));
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr y,
-                         context_->TakeFloats(product.y_dtype, most * product.y_stride));
+                         context_->TakeFloats(product.y_dtype, num_rows * product.y_stride));
   // A kernel that uses rows of x beyond the last one gives NaN.
-  QUIRE_RETURN_IF_ERROR(context_->Poison(x.data(), most * x_bytes));
+  QUIRE_RETURN_IF_ERROR(context_->Poison(x.data(), num_rows * x_bytes));
   std::uint32_t filled = 0;
   for (const std::uint32_t rows : counts) {
     QUIRE_RETURN_IF_ERROR(
@@ -708,7 +716,7 @@ void ProductCheck::CompareRow(const Product& product, std::uint32_t row, bool is
   }
   if (!fault->empty()) return;
   const std::byte* const alone = alone_.data() + order[row] % kPatterns * got.size();
-  if (product.same_bits) {
+  if (product.is_batch_invariant) {
     if (std::memcmp(got.data(), alone, used_bytes) != 0) {
       *fault = is_first_run ? absl::StrCat("row ", row, " differs from the same row computed alone")
                             : absl::StrCat("two runs differ in row ", row);
@@ -740,7 +748,7 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
   for (const bool is_first_run : {true, false}) {
     QUIRE_RETURN_IF_ERROR(FillOutput(product, rows, y, residual));
     QUIRE_RETURN_IF_ERROR(product.run(x, y, rows));
-    Count(product, rows);
+    CountWork(product, rows);
     for (std::size_t begin = 0; begin <= rows; begin += rows_per_copy) {
       const std::size_t count = std::min(rows_per_copy, rows + 1 - begin);
       copied_.resize(count * row_bytes);
@@ -766,9 +774,9 @@ absl::Status CheckProducts(SelfCheckContext* context) {
     const SelfCheckParams& params = context->params();
     ProductCheck check(context);
     for (std::size_t i = 0; i < params.spec->layers.size(); ++i) {
-      QUIRE_RETURN_IF_ERROR(check.Layer(params.spec->layers[i], params.weights->layers()[i]));
+      QUIRE_RETURN_IF_ERROR(check.CheckLayer(params.spec->layers[i], params.weights->layers()[i]));
     }
-    if (params.spec->has_head) return check.Head();
+    if (params.spec->has_head) return check.CheckHead();
   }
   return absl::OkStatus();
 }

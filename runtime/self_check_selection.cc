@@ -33,11 +33,11 @@ constexpr std::uint32_t kStepRows = 4;  // the new tokens, and a row of padding
 constexpr std::uint32_t kPageSize = 16;
 
 // One layer of pages, in host memory and on the device.
-class Pages {
+class PageSet {
  public:
   // Creates pages for `tokens` tokens in host memory.
-  static absl::StatusOr<Pages> Create(DType dtype, std::uint32_t columns, std::uint32_t tokens) {
-    Pages pages;
+  static absl::StatusOr<PageSet> Create(DType dtype, std::uint32_t columns, std::uint32_t tokens) {
+    PageSet pages;
     cache::KvGeometry geometry;
     const std::uint32_t used = (tokens + kPageSize - 1) / kPageSize;
     geometry.num_blocks = used + 1;
@@ -172,7 +172,7 @@ class SelectionCheck {
 
   absl::Status UploadPositions();
   // Stores the first `count` tokens in pages of the host.
-  absl::Status Fill(const Pages& pages, std::uint32_t count, std::uint32_t columns,
+  absl::Status Fill(const PageSet& pages, std::uint32_t count, std::uint32_t columns,
                     std::uint64_t seed);
   kernels::IndexStoreParams StoreParams(const kernels::AnyKvView& rows) const;
   absl::Status StoreOnDevice(const StoreInputs& inputs);
@@ -184,8 +184,8 @@ class SelectionCheck {
   absl::Status Select();
   absl::Status MapKeys(const kernels::AnyKvView& rows);
   kernels::SparseAttentionParams AttentionParams(const kernels::AnyKvView& rows) const;
-  absl::StatusOr<std::vector<float>> AttendOnCpu(const Pages& pages, const std::vector<float>& q);
-  // Returns the columns that attention defines.
+  absl::StatusOr<std::vector<float>> AttendOnCpu(const PageSet& pages, const std::vector<float>& q);
+  // Returns the columns that attention writes.
   std::vector<float> ValueColumns(const std::vector<float>& out) const;
   absl::Status Attend();
 
@@ -201,7 +201,7 @@ class SelectionCheck {
   std::int32_t* token_rows_ = nullptr;
   std::int32_t* positions_ = nullptr;
   std::uint32_t* row_offsets_ = nullptr;
-  std::optional<Pages> rows_;  // index rows
+  std::optional<PageSet> rows_;  // index rows
   std::optional<kernels::AnyKvView> device_rows_;
   float* queries_ = nullptr;
   float* scores_ = nullptr;
@@ -224,7 +224,7 @@ absl::Status SelectionCheck::UploadPositions() {
   return absl::OkStatus();
 }
 
-absl::Status SelectionCheck::Fill(const Pages& pages, std::uint32_t count, std::uint32_t columns,
+absl::Status SelectionCheck::Fill(const PageSet& pages, std::uint32_t count, std::uint32_t columns,
                                   std::uint64_t seed) {
   QUIRE_ASSIGN_OR_RETURN(kernels::AnyKvView view, pages.View());
   const std::uint32_t none = 0;
@@ -313,7 +313,7 @@ absl::Status SelectionCheck::Store() {
   const DType dtype = context_->activation() == DType::kF32 ? DType::kF32 : DType::kBF16;
   kernels::KernelCheck check =
       Begin("index store", index_.heads, size, dtype == DType::kF32 ? 1e-6 : 1e-3);
-  QUIRE_ASSIGN_OR_RETURN(Pages pages, Pages::Create(dtype, size, tokens_));
+  QUIRE_ASSIGN_OR_RETURN(PageSet pages, PageSet::Create(dtype, size, tokens_));
   rows_.emplace(std::move(pages));
   QUIRE_RETURN_IF_ERROR(Fill(*rows_, tokens_ - kNewRows, size, 21));
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView host, rows_->View());
@@ -331,12 +331,12 @@ absl::Status SelectionCheck::Store() {
   QUIRE_ASSIGN_OR_RETURN(
       const std::vector<float> queries,
       context_->DownloadFloats(queries_, static_cast<std::int64_t>(inputs.queries.size())));
-  if (queries != inputs.queries) check.fault = "a query differs from the CPU";
+  if (queries != inputs.queries) check.fault = "a query differs from that of the CPU";
   context_->Add(std::move(check));
   return absl::OkStatus();
 }
 
-// The CPU reads the rows and queries that the GPU stored, so the bits of the scores are equal.
+// The CPU reads the rows and queries that the GPU stored, so the scores must be bitwise equal.
 absl::Status SelectionCheck::Score() {
   kernels::KernelCheck check = Begin("index score", index_.heads, index_.size, 0);
   const std::int64_t stride = kernels::ScoreStride(tokens_);
@@ -379,7 +379,7 @@ absl::Status SelectionCheck::Score() {
     const std::size_t at = row * static_cast<std::size_t>(stride);
     if (std::memcmp(&got[at], &want[at], (tokens_ - kNewRows + row + 1) * sizeof(float)) == 0)
       continue;
-    check.fault = absl::StrCat("the scores of row ", row, " differ from the CPU");
+    check.fault = absl::StrCat("the scores of row ", row, " differ from those of the CPU");
   }
   context_->Add(std::move(check));
   return absl::OkStatus();
@@ -452,7 +452,7 @@ kernels::SparseAttentionParams SelectionCheck::AttentionParams(
           .value_columns = mla_.kv_lora_rank};
 }
 
-absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const Pages& pages,
+absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const PageSet& pages,
                                                                const std::vector<float>& q) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView view, pages.View());
   const std::uint32_t row_offsets[] = {0, kNewRows};
@@ -492,7 +492,7 @@ absl::Status SelectionCheck::Attend() {
   const DType activation = context_->activation();
   kernels::KernelCheck check =
       Begin("sparse attention", mla_.num_heads, columns, activation == DType::kF32 ? 1e-5 : 1e-2);
-  QUIRE_ASSIGN_OR_RETURN(Pages pages, Pages::Create(dtype, columns, tokens_));
+  QUIRE_ASSIGN_OR_RETURN(PageSet pages, PageSet::Create(dtype, columns, tokens_));
   QUIRE_RETURN_IF_ERROR(Fill(pages, tokens_, columns, 28));
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView view, pages.Upload(context_));
   QUIRE_RETURN_IF_ERROR(MapKeys(view));

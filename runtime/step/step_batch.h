@@ -60,7 +60,7 @@ struct StepSample {
 struct StepPromptLogprob {
   std::uint32_t logits_index = 0;
   std::int32_t token = 0;
-  std::int32_t num_top = 0;  // number of most likely tokens to report too
+  std::int32_t num_top = 0;  // number of most likely tokens to report in addition
 };
 
 // Requests the sum of the hidden states after the final norm of token_ids [first_token, first_token
@@ -84,9 +84,10 @@ struct StepBatch {
   std::vector<StepSample> samples;                 // logits_index ascending
   std::vector<StepPromptLogprob> prompt_logprobs;  // logits_index ascending
   std::vector<StepPool> pools;  // only with StepRunner::can_pool(); at most one per batch row
-  std::vector<cache::PageCopy> copies;  // before the forward pass, in this order, after `clears`
+  // Pages to clear, and then pages to copy in this order, before the forward pass.
   std::vector<BlockId> clears;
-  // One per layer group, or none if the step has no rows, copies and clears.
+  std::vector<cache::PageCopy> copies;
+  // One per layer group; empty if the step has no rows, copies or clears.
   std::span<const cache::KvStepInputs> kv;
   cache::StateStepInputs states;  // empty if the model has no recurrent layers
 
@@ -95,8 +96,8 @@ struct StepBatch {
 
   // For tests that compare logits: [logits_tokens.size(), vocab] or null.
   float* logits_out = nullptr;
-  // For tests that compare layers: [layers + 2, num_tokens, hidden] or null. Row 0 is the
-  // embeddings, row i the output of layer i, and the last row the output of the final norm.
+  // For tests that compare layers: [layers + 2, num_tokens, hidden] or null. Entry 0 has the
+  // embeddings, entry i + 1 the output of layer i, and the last entry that of the final norm.
   float* hidden_out = nullptr;
 
   void Clear() {

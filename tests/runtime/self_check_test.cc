@@ -715,8 +715,9 @@ TEST_F(SelfCheckTest, SkippedStepsAreReported) {
 
   Stage short_steps(path(), {.max_step_tokens = 3});
   EXPECT_TRUE(short_steps.Compare().ok());
-  EXPECT_THAT(SkippedOf(short_steps), ::testing::ElementsAre(::testing::Pair(
-                                          "all", "a step or a sequence has fewer than 4 tokens")));
+  EXPECT_THAT(SkippedOf(short_steps),
+              ::testing::ElementsAre(::testing::Pair(
+                  "all", "a step or a sequence is limited to fewer than 4 tokens")));
 
   Stage embedder(paths::TestData("embeddings/models/llama-embed-mean-f32"),
                  {.max_step_tokens = 17, .pages = DType::kF32, .mode = LoadMode::kReal});
