@@ -105,7 +105,7 @@ DType CudaActivationType(const RuntimeOptions& options);
 absl::Status CheckSmallestRequestFits(const RuntimeOptions& options,
                                       const cache::PageDemand& demand, std::uint32_t num_blocks);
 
-// Returns the length of the longest sequence, at most `max_tokens` tokens, that `usable_pages` hold.
+// Returns the length of the longest sequence that `usable_pages` hold, at most `max_tokens`.
 std::int32_t LongestSequence(const cache::PageDemand& demand, std::uint32_t usable_pages,
                              std::int32_t max_tokens);
 

@@ -45,7 +45,7 @@ absl::Status DrainControl::Begin(absl::Duration delay, absl::Duration timeout, b
                 {{"for", admit_until_ - clock_->Now()}});
     }
   }
-  changed_.NotifyAll();
+  state_changed_.NotifyAll();
   if (request_exit) request_exit();
   return absl::OkStatus();
 }
@@ -63,7 +63,7 @@ void DrainControl::SkipDelay() {
   MutexLock lock(&mutex_);
   if (!is_delayed()) return;
   StopAdmission();
-  changed_.NotifyAll();
+  state_changed_.NotifyAll();
 }
 
 void DrainControl::ShortenDeadline(absl::Duration timeout) {
@@ -84,7 +84,7 @@ absl::Status DrainControl::Resume() {
   state_->model()->engine->Resume();
   state_->SetState(LifeState::kReady);
   state_->SetDrainStarted(false);
-  changed_.NotifyAll();
+  state_changed_.NotifyAll();
   log::Info("server", "resumed");
   return absl::OkStatus();
 }
@@ -96,7 +96,7 @@ void DrainControl::WaitDelay() {
   while (is_delayed() && state_->state() == LifeState::kReady) {
     const absl::Time now = clock_->Now();
     if (now >= admit_until_) return StopAdmission();
-    changed_.WaitUntil(&mutex_, std::min(admit_until_, now + kPollInterval));
+    state_changed_.WaitUntil(&mutex_, std::min(admit_until_, now + kPollInterval));
   }
 }
 

@@ -66,7 +66,7 @@ class DrainControl {
   mutable Mutex mutex_;
   absl::Duration default_timeout_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> request_exit_ ABSL_GUARDED_BY(mutex_);
-  CondVar changed_;
+  CondVar state_changed_;
   // End of the delay, or InfiniteFuture() if no delay is running.
   absl::Time admit_until_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Duration timeout_ ABSL_GUARDED_BY(mutex_);  // timeout of the drain that follows the delay

@@ -98,34 +98,34 @@ void Evaluation::Pump() {
                                   Reason::kCancelledByCaller),
          has_expired ? engine::CancelSource::kDeadline : engine::CancelSource::kClient);
   }
-  for (ItemState& part : items_) {
-    if (part.stream != nullptr) Drain(part);
+  for (ItemState& state : items_) {
+    if (state.stream != nullptr) Drain(state);
   }
   Submit();
   if (num_live_ == 0) End(SanitizeInternalError(error_));
 }
 
-void Evaluation::Drain(ItemState& part) {
-  while (std::optional<engine::OutputEvent> event = part.stream->Take()) {
+void Evaluation::Drain(ItemState& state) {
+  while (std::optional<engine::OutputEvent> event = state.stream->Take()) {
     if (!error_.ok()) continue;
     if (auto* logprobs = std::get_if<engine::PromptLogprobsEvent>(&*event)) {
       std::move(logprobs->tokens.begin(), logprobs->tokens.end(),
-                std::back_inserter(part.result.logprobs));
+                std::back_inserter(state.result.logprobs));
     } else if (auto* started = std::get_if<engine::StartedEvent>(&*event)) {
-      part.prompt_ids = std::move(started->prompt_token_ids);
+      state.prompt_ids = std::move(started->prompt_token_ids);
     } else if (auto* pooled = std::get_if<engine::PooledEvent>(&*event)) {
-      part.result.pooled = std::move(pooled->values);
+      state.result.pooled = std::move(pooled->values);
     }
   }
-  if (!part.stream->finished()) return;
-  const absl::Status status = part.stream->status();
-  part.result.usage = part.stream->usage();
-  record_.prompt_tokens += part.result.usage.prompt_tokens;
-  record_.cached_tokens += part.result.usage.cached_tokens;
-  part.stream.reset();
-  part.is_done = true;
+  if (!state.stream->finished()) return;
+  const absl::Status status = state.stream->status();
+  state.result.usage = state.stream->usage();
+  record_.prompt_tokens += state.result.usage.prompt_tokens;
+  record_.cached_tokens += state.result.usage.cached_tokens;
+  state.stream.reset();
+  state.is_done = true;
   --num_live_;
-  if (!status.ok()) Fail(AddItemName(part.item, status), engine::CancelSource::kClient);
+  if (!status.ok()) Fail(AddItemName(state.item, status), engine::CancelSource::kClient);
 }
 
 // Submits the items that can start. An item that waits for another one does not block later items.
@@ -136,9 +136,9 @@ void Evaluation::Submit() {
   }
   for (std::size_t i = first_unsubmitted_; i < items_.size(); ++i) {
     if (!error_.ok() || num_live_ == kMaxLiveItems) return;
-    const ItemState& part = items_[i];
-    const bool has_begun = part.is_done || part.stream != nullptr;
-    if (has_begun || (part.item.after && !items_[*part.item.after].is_done)) continue;
+    const ItemState& state = items_[i];
+    const bool has_begun = state.is_done || state.stream != nullptr;
+    if (has_begun || (state.item.predecessor && !items_[*state.item.predecessor].is_done)) continue;
     if (!SubmitNext(i)) return;
   }
 }
@@ -151,10 +151,10 @@ void Evaluation::CopyContext(const ItemState& earlier, engine::Request* request)
 }
 
 bool Evaluation::SubmitNext(std::size_t index) {
-  ItemState& part = items_[index];
-  engine::Request request = part.item.request;
+  ItemState& state = items_[index];
+  engine::Request request = state.item.request;
   FillRequest(index, &request);
-  if (part.item.copies_context) CopyContext(items_[*part.item.after], &request);
+  if (state.item.copies_context) CopyContext(items_[*state.item.predecessor], &request);
   // If the queue is full, this item is retried when a live request of this call ends. If none is
   // live, the call fails.
   const bool can_retry = num_live_ > 0;
@@ -163,16 +163,16 @@ bool Evaluation::SubmitNext(std::size_t index) {
                                                             : engine::QueueFullMetric::kCounted);
   if (!stream.ok()) {
     const bool retries = can_retry && engine::IsFull(stream.status());
-    if (!retries) Fail(AddItemName(part.item, stream.status()), engine::CancelSource::kClient);
+    if (!retries) Fail(AddItemName(state.item, stream.status()), engine::CancelSource::kClient);
     return false;
   }
-  part.stream = *std::move(stream);
+  state.stream = *std::move(stream);
   ++num_live_;
-  if (part.item.copies_context)
-    items_[*part.item.after].prompt_ids = {};  // no other item needs them
+  if (state.item.copies_context)
+    items_[*state.item.predecessor].prompt_ids = {};  // no other item needs them
   // This thread is in Pump, so OnReady only counts the event if the callback runs at once.
-  part.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
-  part.item.request.prompt = engine::TokenPrompt();  // moved into the engine
+  state.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
+  state.item.request.prompt = engine::TokenPrompt();  // moved into the engine
   // The token may have been revoked since authentication; see Generation::Accept.
   if (!context_.authenticator->IsStillAllowed(call_.principal, Scope::kGenerate)) {
     Fail(RevokedError(), engine::CancelSource::kRevoked);
@@ -208,7 +208,7 @@ std::vector<EvaluationResult> Evaluation::TakeResults(const absl::Status& status
   std::vector<EvaluationResult> results;
   if (!status.ok()) return results;
   results.reserve(items_.size());
-  for (ItemState& part : items_) results.push_back(std::move(part.result));
+  for (ItemState& state : items_) results.push_back(std::move(state.result));
   return results;
 }
 

@@ -35,10 +35,10 @@ namespace quire::server {
 struct EvaluationItem {
   engine::Request request;  // task, prompt and output; Start sets the other fields
   // The index of an earlier item whose prompt shares a prefix with this item's prompt. This item
-  // starts when the earlier one has ended.
-  std::optional<std::size_t> after = {};
+  // starts when the earlier item has ended.
+  std::optional<std::size_t> predecessor = {};
   // If true, the ScorePrompt of this item has no context. It receives the context tokens of the
-  // item `after`, so that the context is tokenized only once. REQUIRES: the item `after` is a score
+  // predecessor, so that the context is tokenized only once. REQUIRES: the predecessor is a score
   // that echoes its prompt ids.
   bool copies_context = false;
   // The name of the item in the client's request ("documents[3]"), for error messages; empty: no
@@ -84,7 +84,7 @@ class Evaluation : public std::enable_shared_from_this<Evaluation> {
   void FillRequest(std::size_t index, engine::Request* request) const;
   void OnReady();
   void Pump();
-  void Drain(ItemState& part);
+  void Drain(ItemState& state);
   void Submit();
   static void CopyContext(const ItemState& earlier, engine::Request* request);
   bool SubmitNext(std::size_t index);

@@ -174,7 +174,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
     std::string key = MakeContextKey(served, message.items(i));
     if (key.empty()) continue;
     const auto [first, is_new] = first_items.try_emplace(std::move(key), index);
-    if (!is_new) items[index].after = first->second;
+    if (!is_new) items[index].predecessor = first->second;
   }
   return items;
 }

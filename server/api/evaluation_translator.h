@@ -34,8 +34,8 @@ absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel&
 absl::Status ToProto(const ServedModel& served, const v1::EmbedRequest& message,
                      std::vector<EvaluationResult> results, v1::EmbedResponse* response);
 
-// If several items have the same context, which may fill a page, the later items wait for the first
-// item and reuse its pages.
+// If several items have the same context, and the context may fill a page, the later items wait for
+// the first item and reuse its pages.
 absl::StatusOr<std::vector<EvaluationItem>> ToEvaluationItems(const ServedModel& served,
                                                               const v1::ScoreRequest& message);
 // Sums log-probabilities in double, in token order. A continuation is greedy if each of its tokens

@@ -26,7 +26,8 @@ constexpr absl::string_view kNoParameters = R"({"type": "object", "additionalPro
 // Parameters of a tool that is not strict.
 constexpr absl::string_view kAnyArguments = R"({"type": "object"})";
 
-// Returns true if the schema declares its properties and does not mention additional ones.
+// Returns true if the schema declares all required properties, and its only other keywords are
+// annotations. Additional properties can then be forbidden without excluding a valid call.
 bool DeclaresArguments(const OrderedJson& schema) {
   constexpr absl::string_view kNeutralKeys[] = {"type", "properties", "required", "$schema", "$id"};
   for (const auto& [key, value] : schema.items()) {
@@ -45,9 +46,9 @@ bool DeclaresArguments(const OrderedJson& schema) {
 }
 
 // Returns the schema that the arguments of a call must match: `parameters`, restricted to objects.
-// If `parameters` does not mention additional properties, the result forbids them. Otherwise a
-// constrained answer could contain an additional property twice. Keys keep their order. REQUIRES:
-// `parameters` is a JSON object or empty.
+// If DeclaresArguments is true, the result forbids additional properties, because a constrained
+// answer could contain an additional property twice. Keys keep their order. REQUIRES: `parameters`
+// is a JSON object or empty.
 absl::StatusOr<std::string> MakeArgumentsSchema(const std::string& parameters,
                                                 const std::string& field) {
   if (parameters.empty()) return std::string(kNoParameters);

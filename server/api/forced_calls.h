@@ -40,9 +40,9 @@ bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 // Returns a constraint for the calls of an answer that need not contain a call. The arguments of a
 // strict tool match its schema. The arguments of other tools may be any object. Returns
 // UNIMPLEMENTED / FEATURE_UNSUPPORTED if calls of the format cannot be forced or do not start with
-// a marker. Also returns it if a tool is not strict and the format does not write arguments as
-// JSON. Returns BAD_CONSTRAINT like ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`,
-// and `format` has a call syntax.
+// a marker, or if a tool is not strict and the format does not write arguments as JSON. Returns
+// BAD_CONSTRAINT like ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`, and `format`
+// has a call syntax.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
                                                           const text::ToolFormat& format,
                                                           bool has_reasoning);

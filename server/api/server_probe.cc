@@ -11,10 +11,10 @@ ServerProbe::ServerProbe(probe::Registry* registry, const std::string& model_id)
     : registry_(registry),
       streams_(registry->AddGauge("quire_grpc_streams_active",
                                   "Open gRPC calls that generate, embed or score.")),
-      received_(engine::ReceivedCounter(registry, model_id)) {}
+      received_requests_(engine::ReceivedCounter(registry, model_id)) {}
 
 void ServerProbe::CountRefused(Reason reason) {
-  received_.Increment();
+  received_requests_.Increment();
   engine::RejectedCounter(registry_, reason).Increment();
 }
 
@@ -29,9 +29,9 @@ void ServerProbe::CountRpc(absl::string_view method, absl::StatusCode code) {
 void ServerProbe::CountTenant(const AccessRecord& record, bool is_named) {
   TenantCounters counters = CountersOf(is_named ? record.tenant : "other", record.code);
   counters.requests.Increment();
-  counters.uncached.Increment(record.prompt_tokens - record.cached_tokens);
-  counters.cached.Increment(record.cached_tokens);
-  counters.generated.Increment(record.completion_tokens);
+  counters.uncached_tokens.Increment(record.prompt_tokens - record.cached_tokens);
+  counters.cached_tokens.Increment(record.cached_tokens);
+  counters.generated_tokens.Increment(record.completion_tokens);
 }
 
 ServerProbe::TenantCounters ServerProbe::CountersOf(const std::string& tenant,
@@ -47,9 +47,9 @@ ServerProbe::TenantCounters ServerProbe::CountersOf(const std::string& tenant,
   found->second = {.requests = registry_->AddCounter("quire_tenant_requests_total",
                                                      "Finished requests by tenant and gRPC code.",
                                                      {{"tenant", tenant}, {"code", code}}),
-                   .uncached = tokens("prompt_uncached"),
-                   .cached = tokens("prompt_cached"),
-                   .generated = tokens("generated")};
+                   .uncached_tokens = tokens("prompt_uncached"),
+                   .cached_tokens = tokens("prompt_cached"),
+                   .generated_tokens = tokens("generated")};
   return found->second;
 }
 

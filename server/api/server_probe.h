@@ -37,13 +37,13 @@ class ServerProbe {
 
  private:
   struct TenantCounters {
-    probe::Counter requests, uncached, cached, generated;
+    probe::Counter requests, uncached_tokens, cached_tokens, generated_tokens;
   };
   TenantCounters CountersOf(const std::string& tenant, const std::string& code);
 
   probe::Registry* const registry_;
   probe::Gauge streams_;
-  probe::Counter received_;
+  probe::Counter received_requests_;
   Mutex mutex_;
   // Counters by tenant and code. They are cached, because a look-up in the registry waits for
   // scrapes.

@@ -21,10 +21,11 @@ absl::Status BadValue(absl::string_view field, const OrderedJson& value, absl::s
   return BadParameter(field, formats::OrderedText(value), range);
 }
 
-// A JSON object and its path.
-class JsonMembers {
+// Reads the members of a JSON object. Errors name a member by its path.
+class JsonObjectReader {
  public:
-  JsonMembers(const OrderedJson& json, std::string field) : json_(json), field_(std::move(field)) {}
+  JsonObjectReader(const OrderedJson& json, std::string field)
+      : json_(json), field_(std::move(field)) {}
 
   // Refuses members other than `known`.
   absl::Status CheckKnown(std::initializer_list<absl::string_view> known) const {
@@ -48,7 +49,7 @@ class JsonMembers {
   }
 
   absl::Status ReadText(const char* key, std::string* text) const {
-    if (!Has(key) || !At(key).is_string()) return BadMember(key, "a text");
+    if (!Has(key) || !At(key).is_string()) return BadMember(key, "a string");
     *text = At(key).get<std::string>();
     return absl::OkStatus();
   }
@@ -73,7 +74,7 @@ class JsonMembers {
   absl::Status ForEachObject(const char* key, Read read) const {
     return ForEach(key, [&](const OrderedJson& value, const std::string& path) {
       if (!value.is_object()) return BadValue(path, value, "an object");
-      return read(JsonMembers(value, path));
+      return read(JsonObjectReader(value, path));
     });
   }
 
@@ -82,13 +83,13 @@ class JsonMembers {
   const std::string field_;
 };
 
-absl::Status ReadMarkers(const JsonMembers& tag, v1::StructuralTag* message) {
+absl::Status ReadMarkers(const JsonObjectReader& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.ReadText("begin", message->mutable_begin()));
   return tag.ReadText("end", message->mutable_end());
 }
 
 // Reads {"begin", "schema", "end"}.
-absl::Status ReadStructure(const JsonMembers& tag, v1::StructuralTag* message) {
+absl::Status ReadStructure(const JsonObjectReader& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.CheckKnown({"begin", "schema", "end"}));
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
   if (!tag.Has("schema")) return tag.BadMember("schema", "a schema");
@@ -96,7 +97,7 @@ absl::Status ReadStructure(const JsonMembers& tag, v1::StructuralTag* message) {
   return absl::OkStatus();
 }
 
-absl::Status ReadContent(const JsonMembers& content, v1::StructuralTag* message) {
+absl::Status ReadContent(const JsonObjectReader& content, v1::StructuralTag* message) {
   if (content.IsText("type", "json_schema")) {
     QUIRE_RETURN_IF_ERROR(content.CheckKnown({"type", "json_schema"}));
     if (!content.Has("json_schema")) return content.BadMember("json_schema", "a schema");
@@ -115,32 +116,33 @@ absl::Status ReadContent(const JsonMembers& content, v1::StructuralTag* message)
 }
 
 // Reads {"type": "tag", "begin", "content", "end"}.
-absl::Status ReadTag(const JsonMembers& tag, v1::StructuralTag* message) {
+absl::Status ReadTag(const JsonObjectReader& tag, v1::StructuralTag* message) {
   QUIRE_RETURN_IF_ERROR(tag.CheckKnown({"type", "begin", "content", "end"}));
   if (tag.Has("type") && !tag.IsText("type", "tag")) return tag.BadMember("type", "tag");
   QUIRE_RETURN_IF_ERROR(ReadMarkers(tag, message));
   if (!tag.Has("content") || !tag.At("content").is_object()) {
     return tag.BadMember("content", "an object");
   }
-  return ReadContent(JsonMembers(tag.At("content"), tag.PathOf("content")), message);
+  return ReadContent(JsonObjectReader(tag.At("content"), tag.PathOf("content")), message);
 }
 
-absl::Status ReadTriggers(const JsonMembers& object, v1::StructuralTags* tags) {
+absl::Status ReadTriggers(const JsonObjectReader& object, v1::StructuralTags* tags) {
   return object.ForEach("triggers", [&](const OrderedJson& text, const std::string& path) {
-    if (!text.is_string()) return BadValue(path, text, "a text");
+    if (!text.is_string()) return BadValue(path, text, "a string");
     tags->add_triggers(text.get<std::string>());
     return absl::OkStatus();
   });
 }
 
-absl::Status ReadStructures(const JsonMembers& object, v1::StructuralTags* tags) {
+absl::Status ReadStructures(const JsonObjectReader& object, v1::StructuralTags* tags) {
   QUIRE_RETURN_IF_ERROR(object.CheckKnown({"type", "structures", "triggers"}));
   QUIRE_RETURN_IF_ERROR(ReadTriggers(object, tags));
-  return object.ForEachObject(
-      "structures", [&](const JsonMembers& tag) { return ReadStructure(tag, tags->add_tags()); });
+  return object.ForEachObject("structures", [&](const JsonObjectReader& tag) {
+    return ReadStructure(tag, tags->add_tags());
+  });
 }
 
-absl::Status ReadTriggeredTags(const JsonMembers& format, v1::StructuralTags* tags) {
+absl::Status ReadTriggeredTags(const JsonObjectReader& format, v1::StructuralTags* tags) {
   QUIRE_RETURN_IF_ERROR(
       format.CheckKnown({"type", "triggers", "tags", "at_least_one", "stop_after_first"}));
   QUIRE_RETURN_IF_ERROR(ReadTriggers(format, tags));
@@ -150,7 +152,7 @@ absl::Status ReadTriggeredTags(const JsonMembers& format, v1::StructuralTags* ta
   tags->set_at_least_one(at_least_one);
   tags->set_stop_after_first(stop_after_first);
   return format.ForEachObject(
-      "tags", [&](const JsonMembers& tag) { return ReadTag(tag, tags->add_tags()); });
+      "tags", [&](const JsonObjectReader& tag) { return ReadTag(tag, tags->add_tags()); });
 }
 
 }  // namespace
@@ -164,14 +166,14 @@ absl::Status ReadStructuralTagJson(absl::string_view text, absl::string_view fie
   }
   const auto json = OrderedJson::parse(text.begin(), text.end());
   if (!json.is_object()) return BadValue(field, json, "an object");
-  const JsonMembers object(json, std::string(field));
+  const JsonObjectReader object(json, std::string(field));
   if (!object.IsText("type", "structural_tag")) return object.BadMember("type", "structural_tag");
   if (object.Has("structures")) return ReadStructures(object, tags);
   QUIRE_RETURN_IF_ERROR(object.CheckKnown({"type", "format"}));
   if (!object.Has("format") || !object.At("format").is_object()) {
     return object.BadMember("format", "an object, or absent beside structures");
   }
-  const JsonMembers format(object.At("format"), object.PathOf("format"));
+  const JsonObjectReader format(object.At("format"), object.PathOf("format"));
   if (!format.IsText("type", "triggered_tags")) return format.BadMember("type", "triggered_tags");
   return ReadTriggeredTags(format, tags);
 }

@@ -43,7 +43,7 @@ void AddYesNo(const ServedModel& served, const TextPair& pair, std::vector<Evalu
   yes.request.output.echo_prompt = yes.request.output.token_ids = true;
   yes.request.output.text = false;
   EvaluationItem& no = items->back();
-  no.after = first;
+  no.predecessor = first;
   no.copies_context = true;
   std::get<engine::ScorePrompt>(no.request.prompt).context_chat.reset();
 }

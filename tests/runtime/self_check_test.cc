@@ -585,7 +585,7 @@ TEST_F(SelfCheckTest, FindsFaultsOfASelection) {
   ExpectFoundIn(model, options, Fault::kWrongIndexEpsilon, "index store, 16 heads of 24",
                 "the result differs from the reference");
   ExpectFoundIn(model, options, Fault::kRoundedIndexScale, "index score",
-                "the scores of row 0 differ from the CPU");
+                "the scores of row 0 differ from those of the CPU");
   ExpectFoundIn(model, options, Fault::kOneKeyTooFew, "key selection",
                 "the keys differ from those of the CPU");
   ExpectFoundIn(model, options, Fault::kWrongSparseScale, "sparse attention, 2 heads of 48",
