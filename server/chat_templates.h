@@ -36,7 +36,7 @@ absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
                                              const text::Tokenizer& tokenizer);
 
 // Returns the files that LoadChatTemplates reads for the model in `model_path`, even if they do not
-// exist. Returns none for a GGUF file, which must not be modified while it is served.
+// exist. The list is empty for a GGUF file, which must not be modified while it is served.
 std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
                                          const std::string& model_path);
 

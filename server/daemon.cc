@@ -132,13 +132,13 @@ class Daemon::Impl {
   HandlerContext context_;  // complete before the listeners start
 
   Mutex mutex_;
-  CondVar changed_;
+  CondVar state_changed_;
   // Set when a stop was requested or a failure has occurred.
   std::optional<int> exit_code_ ABSL_GUARDED_BY(mutex_);
   bool skips_delay_ ABSL_GUARDED_BY(mutex_) = false;  // skip shutdown.pre_drain_delay
   // The loading thread has finished, with or without success.
-  bool loaded_ ABSL_GUARDED_BY(mutex_) = false;
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool loader_finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   // Run has read the files of tokens and certificates.
   bool has_read_files_ ABSL_GUARDED_BY(mutex_) = false;
   ReloadThread reloader_{[this] { Reload(); }};
@@ -180,8 +180,8 @@ int Daemon::Impl::Run() {
   StartShutdownTimer();
   {
     MutexLock lock(&mutex_);
-    closing_ = true;
-    changed_.NotifyAll();
+    is_closing_ = true;
+    state_changed_.NotifyAll();
   }
   const bool is_reloading = !reloader_.Stop();
   housekeeper.join();
@@ -211,7 +211,7 @@ void Daemon::Impl::OnFatal(const absl::Status& status) {
 
 void Daemon::Impl::Fail(const absl::Status& status) {
   exit_code_ = ExitCodeOf(status);
-  changed_.NotifyAll();
+  state_changed_.NotifyAll();
 }
 
 void Daemon::Impl::Load() {
@@ -230,9 +230,9 @@ void Daemon::Impl::Load() {
     // is not published.
     MutexLock lock(&mutex_);
     if (exit_code_) {
-      loaded_ = true;
+      loader_finished_ = true;
       if (stack.ok()) stack_ = *std::move(stack);
-      changed_.NotifyAll();
+      state_changed_.NotifyAll();
       return;
     }
   }
@@ -263,8 +263,8 @@ void Daemon::Impl::Load() {
   }
   MutexLock lock(&mutex_);
   if (!stack.ok()) Fail(stack.status());
-  loaded_ = true;
-  changed_.NotifyAll();
+  loader_finished_ = true;
+  state_changed_.NotifyAll();
 }
 
 // Runs until the process closes. Updates health, ends drains at their deadline, watches the engine.
@@ -279,20 +279,20 @@ void Daemon::Impl::Housekeep() {
     drain_.Tick();
     if (state_.is_live()) notifier_.KeepAlive(clock_.Now());
     MutexLock lock(&mutex_);
-    if (closing_) return;
-    changed_.WaitUntil(&mutex_, clock_.Now() + kHousekeepingInterval);
-    if (closing_) return;
+    if (is_closing_) return;
+    state_changed_.WaitUntil(&mutex_, clock_.Now() + kHousekeepingInterval);
+    if (is_closing_) return;
   }
 }
 
 void Daemon::Impl::WaitForStop() {
   MutexLock lock(&mutex_);
-  while (!exit_code_) changed_.Wait(&mutex_);
+  while (!exit_code_) state_changed_.Wait(&mutex_);
 }
 
 bool Daemon::Impl::IsLoading() {
   MutexLock lock(&mutex_);
-  return !loaded_;
+  return !loader_finished_;
 }
 
 void Daemon::Impl::Drain() {
@@ -343,7 +343,7 @@ void Daemon::Impl::RequestStop(bool skips_delay) {
     // The main thread may hang while it reads a file. No listener is open yet, so exit at once.
     if (!has_read_files_) std::_Exit(kExitOk);
     if (!exit_code_) exit_code_ = kExitOk;
-    changed_.NotifyAll();
+    state_changed_.NotifyAll();
   }
   // The main thread may already wait for the delay of a drain that exits the process.
   if (skips_delay) drain_.SkipDelay();

@@ -40,7 +40,7 @@ class Daemon {
 
   // Serves until a stop is requested or a failure occurs. Returns the exit code. If the model was
   // loading when the stop was requested, or a reload is running after the drain, exits the process
-  // without waiting for that thread.
+  // without waiting for the loading or reloading thread.
   int Run();
 
   // Begins the shutdown. The server is not ready from now on. It stops admission after

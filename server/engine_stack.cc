@@ -219,10 +219,10 @@ engine::EngineOptions EngineStack::MakeEngineOptions(const DaemonOptions& option
   } else {
     engine.share_generated_pages = options.device.determinism != "strict";
   }
-  if (options.text_threads_auto) {
+  if (options.text_threads_is_auto) {
     engine.text_threads = std::max(1, Machine::Detect().physical_cores() / 8);
   }
-  if (options.mask_threads_auto) engine.mask_threads = engine.text_threads;
+  if (options.mask_threads_is_auto) engine.mask_threads = engine.text_threads;
   engine.constraints = constraints_.get();
   engine.partial_page_reuse = options.pool.partial_page_reuse;
   return engine;

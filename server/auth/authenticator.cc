@@ -98,8 +98,8 @@ absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
   const std::vector<absl::string_view> words =
       absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
   if (words.size() != 3) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the line has ", words.size(), " words, not \"sha256-hex tenant scopes\""));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the line has ", words.size(), " words, but needs 3: \"sha256-hex tenant scopes\""));
   }
   TokenLine token;
   const bool is_hex = words[0].size() == 2 * token.digest.size() &&
@@ -114,8 +114,8 @@ absl::StatusOr<TokenLine> ParseLine(absl::string_view line) {
   std::memcpy(token.digest.data(), bytes.data(), token.digest.size());
   if (!IsTenantName(words[1])) {
     return absl::InvalidArgumentError(absl::StrCat("the tenant has ", words[1].size(),
-                                                   " bytes, at most ", kMaxTenantBytes,
-                                                   " printable ones are allowed"));
+                                                   " bytes, but must have 1 to ", kMaxTenantBytes,
+                                                   " printable bytes"));
   }
   token.tenant = std::string(words[1]);
   QUIRE_ASSIGN_OR_RETURN(token.scopes, ParseScopes(words[2]));

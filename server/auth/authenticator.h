@@ -58,7 +58,7 @@ class Authenticator {
   static absl::StatusOr<std::unique_ptr<Authenticator>> Create(const AuthOptions& options);
   ~Authenticator();
 
-  // Returns the identity of the caller if it has the scope `needed`. Otherwise returns
+  // Returns the identity of the caller if the caller has the scope `needed`. Otherwise returns
   // UNAUTHENTICATED / TOKEN_MISSING or TOKEN_INVALID, or PERMISSION_DENIED / SCOPE_MISSING. A
   // malformed tenant in the metadata is INVALID_ARGUMENT / BAD_PARAMETER.
   absl::StatusOr<Identity> Authenticate(const Credentials& credentials, Scope needed) const;
@@ -89,7 +89,7 @@ class Authenticator {
   std::atomic<std::uint64_t> version_{0};
 };
 
-// Returns the token of a header `Bearer TOKEN` (the scheme in any case), or "" if it has none.
+// Returns the token of a header `Bearer TOKEN` (scheme in any case), or "" if there is no token.
 absl::string_view BearerToken(absl::string_view authorization);
 
 // Returns the TOKEN_INVALID status of a stream whose token was revoked.

@@ -197,7 +197,7 @@ CertificateStore::~CertificateStore() {
   {
     MutexLock lock(&mutex_);
     stop_ = true;
-    changed_.NotifyAll();
+    stop_changed_.NotifyAll();
   }
   thread_.join();
 }
@@ -213,7 +213,7 @@ absl::StatusOr<Certificates> CertificateStore::Read() {
   QUIRE_ASSIGN_OR_RETURN(const FileStamps before, StampFiles(files));
   QUIRE_ASSIGN_OR_RETURN(Certificates read, ReadCertificates(options_, absl::Now()));
   QUIRE_RETURN_IF_ERROR(CheckUnchanged(files, before));
-  read.read_number = next_read_++;
+  read.read_number = next_read_number_++;
   return read;
 }
 
@@ -235,8 +235,8 @@ absl::Status CertificateStore::Refresh() {
 
 void CertificateStore::Publish(Certificates certificates) {
   MutexLock lock(&mutex_);
-  if (certificates.read_number < newest_read_) return;
-  newest_read_ = certificates.read_number;
+  if (certificates.read_number < newest_read_number_) return;
+  newest_read_number_ = certificates.read_number;
   last_error_.clear();
   const bool is_same = certificates.chain == current_->chain &&
                        certificates.private_key == current_->private_key &&
@@ -256,7 +256,7 @@ void CertificateStore::Run(FileStamps seen) {
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      while (!stop_ && MonotonicNow() < next) changed_.WaitUntil(&mutex_, next);
+      while (!stop_ && MonotonicNow() < next) stop_changed_.WaitUntil(&mutex_, next);
       if (stop_) return;
     }
     absl::StatusOr<FileStamps> now = StampFiles(CertificateFiles(options_));

@@ -75,12 +75,12 @@ class CertificateStore {
 
   const TlsOptions options_;
   Mutex read_mutex_;  // serializes Read, so that read numbers follow the order of the contents
-  std::uint64_t next_read_ ABSL_GUARDED_BY(read_mutex_) = 1;
+  std::uint64_t next_read_number_ ABSL_GUARDED_BY(read_mutex_) = 1;
   mutable Mutex mutex_;
-  CondVar changed_;
+  CondVar stop_changed_;
   std::shared_ptr<const Certificates> current_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t newest_read_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t newest_read_number_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

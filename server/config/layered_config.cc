@@ -279,9 +279,9 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
   }
   if (errors->empty()) return result;
   if (errors->size() > kMaxErrors) {
-    const std::size_t more = errors->size() - kMaxErrors;
+    const std::size_t num_omitted = errors->size() - kMaxErrors;
     errors->resize(kMaxErrors);
-    errors->push_back(absl::StrCat("and ", more, " more errors"));
+    errors->push_back(absl::StrCat("and ", num_omitted, " more errors"));
   }
   return nullptr;
 }

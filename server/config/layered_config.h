@@ -38,7 +38,7 @@ struct ConfigSources {
   // given.
   std::string model = {};
   // Only variables whose names begin with QUIRE__ set keys. A name such as QUIRE_SECTION__KEY is an
-  // error, other names are ignored.
+  // error. Other names are ignored.
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> profile_dirs = {};  // searched in order for `profile: NAME`
   // Added to every port after all layers are applied; see ShiftListenAddress.

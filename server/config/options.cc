@@ -303,7 +303,7 @@ void ReadEngine(const Config& config, DaemonOptions* options) {
   options->default_max_tokens = limits.default_max_tokens();
 
   engine.max_input_bytes = config.tokenizer().max_input_bytes();
-  options->text_threads_auto = !config.tokenizer().has_threads();
+  options->text_threads_is_auto = !config.tokenizer().has_threads();
   if (config.tokenizer().has_threads()) engine.text_threads = config.tokenizer().threads();
   engine.stream_queue_tokens = config.stream().queue_tokens();
   engine.slow_client_timeout = ToDuration(config.stream().slow_client_timeout());
@@ -317,7 +317,7 @@ void ReadStructured(const Config& config, DaemonOptions* options) {
   constraints.max_schema_bytes = structured.max_schema_bytes();
   constraints.max_compiled_bytes = structured.max_compiled_bytes();
   constraints.cache_bytes = structured.cache_bytes();
-  options->mask_threads_auto = !structured.has_mask_threads();
+  options->mask_threads_is_auto = !structured.has_mask_threads();
   if (structured.has_mask_threads()) options->engine.mask_threads = structured.mask_threads();
 }
 

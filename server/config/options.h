@@ -107,8 +107,8 @@ struct DaemonOptions {
   // True if no layer sets max_running_sequences. A model with recurrent layers then runs as many
   // sequences as there is memory for their states, up to the default.
   bool running_sequences_is_default = false;
-  bool text_threads_auto = false;
-  bool mask_threads_auto = false;  // true: as many as engine.text_threads
+  bool text_threads_is_auto = false;
+  bool mask_threads_is_auto = false;  // true: as many as engine.text_threads
   engine::ConstraintOptions constraints;
   std::vector<engine::ConstraintSpec> preload;         // compiled before the daemon is ready
   std::optional<std::int32_t> max_tokens_per_request;  // absent: the context length

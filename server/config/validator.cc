@@ -62,12 +62,13 @@ class ConfigChecker {
                 " is larger than ",
                 FormatOtherKey("limits.max_tokens_per_request", limits.max_tokens_per_request())));
     }
-    // Otherwise a prompt of a legal size could never be queued.
-    const std::int64_t most = config_.tokenizer().max_input_bytes();
-    if (limits.max_queued_bytes() < most) {
+    // With a smaller value, a prompt of a legal size could never be queued.
+    const std::int64_t max_input_bytes = config_.tokenizer().max_input_bytes();
+    if (limits.max_queued_bytes() < max_input_bytes) {
       Error("limits.max_queued_bytes",
             absl::StrCat(FormatKey("limits.max_queued_bytes", limits.max_queued_bytes()),
-                         " is smaller than ", FormatOtherKey("tokenizer.max_input_bytes", most)));
+                         " is smaller than ",
+                         FormatOtherKey("tokenizer.max_input_bytes", max_input_bytes)));
     }
   }
 
@@ -98,8 +99,8 @@ class ConfigChecker {
     }
   }
 
-  // Checks keys that only one kind of device supports. `auto` may select the CPU, so keys of GPUs
-  // need `cuda`.
+  // Checks keys that only one kind of device supports. `auto` may select the CPU, so values that
+  // only GPUs support need `cuda`.
   void CheckDeviceTypes() {
     const auto type = config_.device().type();
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";

@@ -3,7 +3,7 @@
 // Checks rules between keys, and values that the schema allows but this version does not support.
 //
 // Place:      called by LayeredConfig::Load after every value has passed its own rule.
-// Invariants: no side effects. Of files, only their existence and readability are checked.
+// Invariants: no side effects. Files are checked only for existence and readability.
 // Threads:    any.
 
 #include <string>

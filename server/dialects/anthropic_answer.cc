@@ -105,10 +105,10 @@ void AnthropicAnswer::AddDelta(const v1::Delta& delta, std::string* events) {
 
 void AnthropicAnswer::AddText(Block kind, absl::string_view text, std::string* events) {
   const bool is_thinking = kind == Block::kThinking;
-  if (open_ != kind) {
+  if (open_block_ != kind) {
     CloseBlock(events);
     AppendStart(TextBlock(is_thinking, ""), events);
-    open_ = kind;
+    open_block_ = kind;
   }
   AppendDelta({{"type", is_thinking ? "thinking_delta" : "text_delta"},
                {is_thinking ? "thinking" : "text", text}},
@@ -116,7 +116,7 @@ void AnthropicAnswer::AddText(Block kind, absl::string_view text, std::string* e
 }
 
 void AnthropicAnswer::CloseBlock(std::string* events) {
-  if (std::exchange(open_, Block::kNone) != Block::kNone) AppendStop(events);
+  if (std::exchange(open_block_, Block::kNone) != Block::kNone) AppendStop(events);
 }
 
 void AnthropicAnswer::AppendStart(absl::string_view block, std::string* events) {

@@ -54,7 +54,7 @@ class AnthropicAnswer : public AnswerWriter {
 
   const bool stream_;
   const OpenAiAnswerHead head_;
-  Block open_ = Block::kNone;
+  Block open_block_ = Block::kNone;
   std::int64_t num_blocks_ = 0;  // blocks that were closed
   bool has_calls_ = false;
   std::string content_;        // JSON of the blocks; empty with a stream

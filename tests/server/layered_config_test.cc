@@ -508,7 +508,7 @@ TEST(OptionsTest, CarriesValuesOfEverySection) {
   EXPECT_EQ(options.constraints.max_compiled_bytes, 1 << 20);
   EXPECT_EQ(options.constraints.cache_bytes, 0);
   EXPECT_EQ(options.engine.mask_threads, 5);
-  EXPECT_FALSE(options.mask_threads_auto);
+  EXPECT_FALSE(options.mask_threads_is_auto);
   EXPECT_EQ(options.shutdown.force_timeout, absl::Seconds(1));
   EXPECT_EQ(options.logging.level, log::Level::kWarn);
 }
@@ -572,7 +572,7 @@ TEST(OptionsTest, StructuredOutputDefaultsMatchTheCompiler) {
   EXPECT_EQ(options.constraints.max_schema_bytes, usual.max_schema_bytes);
   EXPECT_EQ(options.constraints.max_compiled_bytes, usual.max_compiled_bytes);
   EXPECT_EQ(options.constraints.cache_bytes, usual.cache_bytes);
-  EXPECT_TRUE(options.mask_threads_auto);
+  EXPECT_TRUE(options.mask_threads_is_auto);
 }
 
 TEST(ListenAddressTest, ParsesAddresses) {
