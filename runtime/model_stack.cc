@@ -80,7 +80,7 @@ void LogStates(const StatePlan& states, std::uint32_t wanted_rows) {
   if (states.num_slots == 0) return;
   if (states.max_rows < wanted_rows) {
     log::Info("model", "fewer sequences run at a time, because more recurrent states do not fit",
-              {{"max_running_sequences", states.max_rows}, {"of", wanted_rows}});
+              {{"max_running_sequences", states.max_rows}, {"requested", wanted_rows}});
   }
   log::Info("model", "recurrent states",
             {{"slot_bytes", states.slot_bytes},
@@ -255,7 +255,7 @@ absl::Status ModelStack::LoadWeights(const RuntimeOptions& options,
                                                 options.model.max_context_tokens.value_or(0))}));
   load_times_.read = MonotonicNow() - start;
   for (const std::string& warning : model_->warnings) {
-    log::Warn("model", "while loading", {{"text", warning}});
+    log::Warn("model", "warning while loading the model", {{"text", warning}});
   }
   const auto vocab_size = static_cast<std::int32_t>(model_->config.vocab_size);
   if (tokenizer_->vocab_size() > vocab_size) {
@@ -277,8 +277,9 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   QUIRE_ASSIGN_OR_RETURN(CpuPool planned, PlanCpuPool(options, model_->spec, FreeHostMemory()));
   context_tokens_ = planned.context_tokens;
   if (context_tokens_ < planned.wanted_context_tokens) {
-    log::Warn("model", kContextCut,
-              {{"max_context_tokens", context_tokens_}, {"of", planned.wanted_context_tokens}});
+    log::Warn(
+        "model", kContextCut,
+        {{"max_context_tokens", context_tokens_}, {"requested", planned.wanted_context_tokens}});
   }
   layers_ = std::move(planned.layers);
   states_ = planned.states;

@@ -71,7 +71,7 @@ class Progress {
     const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start_);
     log::Info("model", message,
               {{"bytes", done},
-               {"of", total_},
+               {"total_bytes", total_},
                {"seconds", seconds},
                {"gb_per_second", seconds > 0 ? static_cast<double>(done) / seconds / 1e9 : 0.0}});
   }

@@ -145,9 +145,8 @@ struct MoeWeights : MoeTensors<const float*, LinearWeights> {
   std::vector<kernels::LinearGroups> down_groups;
 };
 
-// Weights of norms include NormSpec::weight_scale and weight_offset, so kernels multiply by them as
-// they are.
-// Vectors that the spec does not use are null.
+// Norm weights already include NormSpec::weight_scale and weight_offset. Vectors that the spec does
+// not use are null.
 using LayerWeights = LayerTensors<const float*, LinearWeights, MoeWeights>;
 
 // Matrices that share an input, and their name inside the layer: "experts.7.gate_up".

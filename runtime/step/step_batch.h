@@ -84,9 +84,9 @@ struct StepBatch {
   std::vector<StepSample> samples;                 // logits_index ascending
   std::vector<StepPromptLogprob> prompt_logprobs;  // logits_index ascending
   std::vector<StepPool> pools;  // only with StepRunner::can_pool(); at most one per batch row
-  // Pages to clear, and then pages to copy in this order, before the forward pass.
-  std::vector<BlockId> clears;
+  // Pages to copy in this order, after `clears` and before the forward pass.
   std::vector<cache::PageCopy> copies;
+  std::vector<BlockId> clears;  // pages to clear
   // One per layer group; empty if the step has no rows, copies or clears.
   std::span<const cache::KvStepInputs> kv;
   cache::StateStepInputs states;  // empty if the model has no recurrent layers

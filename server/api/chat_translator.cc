@@ -187,7 +187,10 @@ absl::Status CheckToolChoice(const v1::ChatPrompt& chat, const std::vector<text:
         "chat.tool_choice");
   }
   if (!is_named && chat.tool_choice() != v1::TOOL_CHOICE_REQUIRED) return absl::OkStatus();
-  if (tools.empty()) return BadChatInput(chat, "chat.tool_choice needs tools", "chat.tool_choice");
+  if (tools.empty()) {
+    return BadChatInput(chat, "chat.tool_choice needs tools, but the request has none",
+                        "chat.tool_choice");
+  }
   if (!is_named) return absl::OkStatus();
   for (const text::ChatTool& tool : tools) {
     if (tool.name == chat.tool_name()) return absl::OkStatus();

@@ -9,7 +9,8 @@
 //
 // Place:      a reader of dialect_endpoints.cc. RequestTranslator checks ranges later.
 // Invariants: the invariants of openai_request.h hold. As in Anthropic's API, consecutive messages
-//             of one role are one message, and the model continues a last message of the assistant.
+//             of one role become one message. If the last message is the assistant's, the model
+//             continues it.
 // Threads:    pure functions.
 // Source:     anthropic 2.14.0 (PyPI), types/message_create_params.py.
 
@@ -31,7 +32,7 @@ absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view body,
 absl::StatusOr<EvaluationPlan> ReadAnthropicTokenCount(const EvaluationBodyContext& context,
                                                        absl::string_view bytes);
 
-// The fields of the body, whose owner is kAnthropicBody, and of the objects in it.
+// The fields of the body (owner kAnthropicBody), and of the objects in the body.
 constexpr std::uint32_t kAnthropicBody = 1U << 0;
 std::span<const RequestField> AnthropicFields();
 

@@ -17,7 +17,7 @@ namespace quire::server {
 
 // Returns the member, which must be a string. An error names the member if it is missing.
 absl::StatusOr<std::string> RequiredText(const formats::JsonValue& object, absl::string_view key);
-// Returns the member `type` of an item, block or tool; `absent` if it has none.
+// Returns the member `type` of an item, block or tool, or `absent` if that member is missing.
 absl::StatusOr<std::string> TypeOf(const formats::JsonValue& object, absl::string_view absent = "");
 // Returns the error of a `type` that is not supported. `remedy` ends the message.
 absl::Status UnsupportedType(const formats::JsonValue& object, absl::string_view type,

@@ -1,10 +1,11 @@
 #pragma once
 
 // Writes answers of Ollama's /api/generate and /api/chat: one JSON object, or one per line of a
-// stream. The last line has done, done_reason, the counts and the durations in nanoseconds.
+// stream. The last line has the fields `done` and `done_reason`, token counts, and durations in
+// nanoseconds.
 //
 // Place:      make_writer functions of GenerationEndpoint.
-// Invariants: prompt_eval_duration is the time from the first schedule to the first token.
+// Invariants: prompt_eval_duration is the time from the first scheduling to the first token.
 //             eval_duration is the time from the first token to the last one. total_duration is
 //             their sum plus the time in the queue. load_duration is 0. Tool calls are sent as
 //             whole calls.

@@ -262,7 +262,7 @@ absl::Status ReadMessage(const JsonValue& value, absl::string_view raw, v1::Chat
 }
 
 // The tool calls of a conversation that no message has answered yet, in the order of the calls.
-class OpenCalls {
+class OpenCallList {
  public:
   void Add(const v1::ToolCall& call) {
     by_name_[call.name()].push_back(ids_.size());
@@ -275,8 +275,8 @@ class OpenCalls {
   // choose the number of calls.
   std::string Take(const std::string& name) {
     if (name.empty()) {
-      while (first_ < ids_.size() && !is_open_[first_]) ++first_;
-      return Close(first_);
+      while (first_open_ < ids_.size() && !is_open_[first_open_]) ++first_open_;
+      return Close(first_open_);
     }
     std::deque<std::size_t>& calls = by_name_[name];
     while (!calls.empty() && !is_open_[calls.front()]) calls.pop_front();
@@ -292,14 +292,14 @@ class OpenCalls {
 
   std::vector<std::string> ids_;
   std::vector<bool> is_open_;
-  std::size_t first_ = 0;  // all calls before it are closed
+  std::size_t first_open_ = 0;  // all calls before it are closed
   absl::flat_hash_map<std::string, std::deque<std::size_t>> by_name_;
 };
 
-// Gives ids to tool calls without one, and to the messages of role `tool` that answer them.
-// Ollama's clients usually send no ids, but templates may need them.
+// Sets the ids of tool calls without an id, and the tool_call_id of the messages of role `tool`
+// that answer them. Ollama's clients usually send no ids, but templates may need them.
 void PairToolCalls(v1::ChatPrompt* chat) {
-  OpenCalls open;
+  OpenCallList open;
   std::int32_t count = 0;
   for (v1::ChatMessage& message : *chat->mutable_messages()) {
     for (v1::ToolCall& call : *message.mutable_tool_calls()) {

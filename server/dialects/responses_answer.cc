@@ -34,8 +34,8 @@ void ResponsesAnswer::Take(std::size_t /*prompt*/, const v1::GenerateResponse& m
     const bool is_cut =
         reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL;
     status_ = is_cut ? "incomplete" : "completed";
-    if (open_ == Item::kNone && num_items_ == 0) OpenItem(Item::kMessage, events);
-    if (open_ == Item::kMessage && !waiting_logprobs_.empty()) {
+    if (open_item_ == Item::kNone && num_items_ == 0) OpenItem(Item::kMessage, events);
+    if (open_item_ == Item::kMessage && !waiting_logprobs_.empty()) {
       AddText(Item::kMessage, "", std::move(waiting_logprobs_), events);
     }
     CloseItem(status_, events);
@@ -62,7 +62,7 @@ void ResponsesAnswer::AddOutput(const Output& output, std::string* events) {
 
 void ResponsesAnswer::AddText(Item kind, absl::string_view text, ordered_json logprobs,
                               std::string* events) {
-  if (open_ != kind) {
+  if (open_item_ != kind) {
     CloseItem("completed", events);
     OpenItem(kind, events);
   }
@@ -96,7 +96,7 @@ void ResponsesAnswer::AddCall(absl::string_view call_id, absl::string_view name,
 }
 
 void ResponsesAnswer::OpenItem(Item kind, std::string* events) {
-  open_ = kind;
+  open_item_ = kind;
   AppendEvent(
       "response.output_item.added",
       {{"output_index", num_items_}, {"item", TextItem("in_progress", /*is_complete=*/false)}},
@@ -107,8 +107,8 @@ void ResponsesAnswer::OpenItem(Item kind, std::string* events) {
 }
 
 void ResponsesAnswer::CloseItem(absl::string_view status, std::string* events) {
-  if (open_ == Item::kNone) return;
-  const bool is_message = open_ == Item::kMessage;
+  if (open_item_ == Item::kNone) return;
+  const bool is_message = open_item_ == Item::kMessage;
   const ordered_json path = PartPath();
   ordered_json members = path;
   members["text"] = text_;
@@ -119,7 +119,7 @@ void ResponsesAnswer::CloseItem(absl::string_view status, std::string* events) {
   members["part"] = TextPart(/*is_complete=*/true);
   AppendEvent("response.content_part.done", members, events);
   const ordered_json item = TextItem(status, /*is_complete=*/true);
-  open_ = Item::kNone;
+  open_item_ = Item::kNone;
   text_.clear();
   logprobs_.clear();
   AppendItem(item, events);
@@ -134,7 +134,7 @@ void ResponsesAnswer::AppendItem(const ordered_json& item, std::string* events) 
 ordered_json ResponsesAnswer::TextItem(absl::string_view status, bool is_complete) const {
   ordered_json content = ordered_json::array();
   if (is_complete) content.push_back(TextPart(is_complete));
-  if (open_ == Item::kReasoning) {
+  if (open_item_ == Item::kReasoning) {
     return {{"type", "reasoning"},
             {"id", ItemId("rs_")},
             {"summary", ordered_json::array()},
@@ -150,7 +150,7 @@ ordered_json ResponsesAnswer::TextItem(absl::string_view status, bool is_complet
 
 ordered_json ResponsesAnswer::TextPart(bool is_complete) const {
   const std::string text = is_complete ? text_ : "";
-  if (open_ == Item::kReasoning) return {{"type", "reasoning_text"}, {"text", text}};
+  if (open_item_ == Item::kReasoning) return {{"type", "reasoning_text"}, {"text", text}};
   return {{"type", "output_text"},
           {"annotations", ordered_json::array()},
           {"logprobs", is_complete ? logprobs_ : ordered_json::array()},
@@ -158,7 +158,7 @@ ordered_json ResponsesAnswer::TextPart(bool is_complete) const {
 }
 
 ordered_json ResponsesAnswer::PartPath() const {
-  return {{"item_id", ItemId(open_ == Item::kReasoning ? "rs_" : "msg_")},
+  return {{"item_id", ItemId(open_item_ == Item::kReasoning ? "rs_" : "msg_")},
           {"output_index", num_items_},
           {"content_index", 0}};
 }
@@ -170,7 +170,7 @@ std::string ResponsesAnswer::ItemId(absl::string_view prefix) const {
 void ResponsesAnswer::AppendEvent(const char* type, const ordered_json& members,
                                   std::string* events) {
   if (!stream_) return;
-  ordered_json event = {{"type", type}, {"sequence_number", sequence_++}};
+  ordered_json event = {{"type", type}, {"sequence_number", sequence_number_++}};
   event.update(members);
   absl::StrAppend(events, NamedEvent(type, JsonText(event)));
 }
@@ -180,7 +180,7 @@ void ResponsesAnswer::AppendResponseEvent(const char* type, const ordered_json& 
   if (!stream_) return;
   absl::StrAppend(events,
                   NamedEvent(type, absl::StrCat("{\"type\":", JsonQuoted(type),
-                                                ",\"sequence_number\":", sequence_++,
+                                                ",\"sequence_number\":", sequence_number_++,
                                                 ",\"response\":", ResponseJson(error), "}")));
 }
 

@@ -67,9 +67,9 @@ class ResponsesAnswer : public AnswerWriter {
   const bool stream_, with_logprobs_;
   const std::string echoed_members_;
   const OpenAiAnswerHead head_;
-  std::int64_t sequence_ = 0;
+  std::int64_t sequence_number_ = 0;
   std::string status_ = "in_progress";
-  Item open_ = Item::kNone;
+  Item open_item_ = Item::kNone;
   std::string text_;                                                   // the open item's text
   nlohmann::ordered_json logprobs_ = nlohmann::ordered_json::array();  // the open item's
   // Log-probabilities of tokens whose text is incomplete or not in a message, such as reasoning.

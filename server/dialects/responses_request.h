@@ -25,7 +25,7 @@ namespace quire::server {
 absl::StatusOr<OpenAiRequest> ParseResponsesRequest(absl::string_view body,
                                                     const OpenAiLimits& limits);
 
-// The fields of the body, whose owner is kResponsesBody, and of the objects in it.
+// The fields of the body (owner kResponsesBody), and of the objects in the body.
 constexpr std::uint32_t kResponsesBody = 1U << 0;
 std::span<const RequestField> ResponsesFields();
 

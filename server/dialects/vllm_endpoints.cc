@@ -97,7 +97,8 @@ absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
   return ReadChatPrompt(body, bytes, request->mutable_chat(), &names);
 }
 
-// Writes text instead of JSON values, since there may be millions of tokens.
+// Appends JSON text directly instead of building JSON values, since there may be millions of
+// tokens.
 std::string TokenizeAnswer(const v1::TokenizeResponse& response, const text::Tokenizer& tokenizer,
                            bool with_strings) {
   const auto& ids = response.token_ids();

@@ -51,7 +51,7 @@ std::string Frame(FrameType type, std::uint32_t stream, absl::string_view payloa
 
 }  // namespace
 
-bool FrameGuard::Frames::TakeHeader(std::span<const std::byte>* bytes) {
+bool FrameGuard::FrameSplitter::TakeHeader(std::span<const std::byte>* bytes) {
   const std::size_t size = std::min(kHeaderBytes - num_header_bytes, bytes->size());
   std::memcpy(header.data() + num_header_bytes, bytes->data(), size);
   num_header_bytes += size;
@@ -65,7 +65,8 @@ bool FrameGuard::Frames::TakeHeader(std::span<const std::byte>* bytes) {
   return true;
 }
 
-std::span<const std::byte> FrameGuard::Frames::TakePayload(std::span<const std::byte>* bytes) {
+std::span<const std::byte> FrameGuard::FrameSplitter::TakePayload(
+    std::span<const std::byte>* bytes) {
   const std::span<const std::byte> payload =
       bytes->first(std::min<std::size_t>(payload_left, bytes->size()));
   payload_left -= static_cast<std::uint32_t>(payload.size());
@@ -196,7 +197,7 @@ absl::Status FrameGuard::OnMessageBytes(std::span<const std::byte> bytes, absl::
     return absl::OkStatus();  // the stream has ended; gRPC drops further bytes
   Stream& stream = found->second;
   while (!bytes.empty()) {
-    if (stream.unfinished_bytes == 0) stream.begun = now;
+    if (stream.unfinished_bytes == 0) stream.message_start = now;
     std::size_t size = 0;
     if (stream.num_prefix_bytes < kPrefixBytes) {
       size = std::min(kPrefixBytes - stream.num_prefix_bytes, bytes.size());
@@ -246,7 +247,8 @@ std::vector<std::uint32_t> FrameGuard::TakeLateStreams(absl::Time now) {
   std::vector<std::uint32_t> late;
   if (unfinished_bytes_ == 0) return late;
   for (const auto& [id, stream] : streams_) {
-    if (stream.unfinished_bytes == 0 || now - stream.begun < limits_.message_timeout) continue;
+    if (stream.unfinished_bytes == 0 || now - stream.message_start < limits_.message_timeout)
+      continue;
     late.push_back(id);
   }
   for (const std::uint32_t id : late) CloseStream(id);

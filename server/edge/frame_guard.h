@@ -85,7 +85,7 @@ class FrameGuard {
   static constexpr std::size_t kPrefixBytes = 5;
 
   // Splits the bytes of one direction into frames.
-  struct Frames {
+  struct FrameSplitter {
     // Takes the bytes of a frame's header. Returns true when the header is complete.
     bool TakeHeader(std::span<const std::byte>* bytes);
     // Takes and returns bytes of the current payload.
@@ -111,7 +111,7 @@ class FrameGuard {
     std::size_t num_prefix_bytes = 0;  // received for the current message
     std::uint32_t message_left = 0;
     std::int64_t unfinished_bytes = 0;  // received for the current message, prefix included
-    absl::Time begun;                   // start of the current message
+    absl::Time message_start;           // arrival of its first byte
   };
 
   // Counts events within one second.
@@ -132,7 +132,7 @@ class FrameGuard {
 
   const FrameLimits limits_;
   std::size_t preface_bytes_ = 0;
-  Frames client_, server_;
+  FrameSplitter client_, server_;
   absl::flat_hash_map<std::uint32_t, Stream> streams_;
   bool has_acknowledged_ = false;  // the client has acknowledged the server's SETTINGS
   std::uint32_t last_stream_ = 0;

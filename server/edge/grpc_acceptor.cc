@@ -59,8 +59,8 @@ tcp::endpoint ToTcp(const Generic::endpoint& endpoint) {
   return result;
 }
 
-// Returns true if the client has closed or half-closed the connection. The kernel does not tell
-// these cases apart. gRPC clients never half-close a TCP connection.
+// Returns true if the client has closed or half-closed the connection. poll does not distinguish
+// these cases. gRPC clients never half-close a TCP connection.
 bool HasClosed(StreamSocket& socket) {
   pollfd closed = {.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
   return poll(&closed, 1, /*timeout=*/0) == 1;
@@ -185,7 +185,7 @@ void GrpcAcceptor::OnAccepted(StreamSocket socket) {
   Error error;
   const Generic::endpoint remote = socket.remote_endpoint(error);
   if (error) return;  // the client has closed already
-  const bool is_from_self = self_.RemoveIfOwn(remote);
+  const bool is_from_self = self_connector_.RemoveIfOwn(remote);
   const bool is_unix = remote.protocol().family() == AF_UNIX;
   Peer peer = {.address = "unix:", .is_local_socket = is_unix};
   std::string network;
@@ -240,8 +240,8 @@ void GrpcAcceptor::CloseLargest() {
   largest->Refuse(CloseCause::kMemory,
                   absl::ResourceExhaustedError(absl::StrCat(
                       "incomplete messages take more than ", options_.max_unfinished_bytes,
-                      " bytes, which is half of server.grpc.memory_bytes, and this connection's "
-                      "take the most")));
+                      " bytes, which is half of server.grpc.memory_bytes, and those of this "
+                      "connection take the most")));
 }
 
 // Connects a client to gRPC through a socket pair. Our end of the pair is bound to a name, which
@@ -293,7 +293,7 @@ absl::StatusOr<int> GrpcAcceptor::ConnectToSelf() {
   Error error;
   const Generic::endpoint listening = listening_.front().acceptor.local_endpoint(error);
   if (error) return absl::UnavailableError(error.message());
-  return self_.Connect(listening);
+  return self_connector_.Connect(listening);
 }
 
 void GrpcAcceptor::StopAccepting() {

@@ -60,7 +60,7 @@
 namespace quire::server {
 
 struct GrpcAcceptorOptions {
-  std::vector<std::string> addresses;  // host:port (port 0: any free one) or unix:PATH
+  std::vector<std::string> addresses;  // host:port (port 0: any free port) or unix:PATH
   std::uint32_t socket_mode = 0660;    // permissions of Unix sockets
   bool reuse_port = false;
   std::int32_t max_connections = 0;
@@ -126,7 +126,7 @@ class GrpcAcceptor {
   std::vector<std::string> addresses_;
   std::vector<std::string> socket_paths_;
   std::function<void(int)> hand_over_;
-  SelfConnector self_;
+  SelfConnector self_connector_;
   std::atomic<bool> is_closing_{false};
   std::atomic<std::int64_t> unfinished_bytes_{0};
   GrpcConnections connections_;

@@ -71,11 +71,11 @@ void GrpcConnections::Remove(std::uint64_t number) {
 }
 
 std::vector<std::shared_ptr<GuardedConnection>> GrpcConnections::List(std::uint64_t first,
-                                                                      std::size_t most) const {
+                                                                      std::size_t max_count) const {
   std::vector<std::shared_ptr<GuardedConnection>> connections;
   MutexLock lock(&mutex_);
   for (auto it = connections_.lower_bound(first);
-       it != connections_.end() && connections.size() < most; ++it) {
+       it != connections_.end() && connections.size() < max_count; ++it) {
     if (auto strong = it->second.connection.lock()) connections.push_back(std::move(strong));
   }
   return connections;

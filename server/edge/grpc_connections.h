@@ -52,9 +52,10 @@ class GrpcConnections {
   bool TryLinger(std::uint64_t number);
   void Remove(std::uint64_t number);
 
-  // Returns the first `most` connections whose numbers are at least `first`, in numerical order.
+  // Returns up to `max_count` connections whose numbers are at least `first`, in numerical order.
   std::vector<std::shared_ptr<GuardedConnection>> List(
-      std::uint64_t first = 0, std::size_t most = std::numeric_limits<std::size_t>::max()) const;
+      std::uint64_t first = 0,
+      std::size_t max_count = std::numeric_limits<std::size_t>::max()) const;
   // Waits until all connections are removed, or until `deadline`.
   void WaitUntilEmpty(absl::Time deadline);
 

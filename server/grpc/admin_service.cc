@@ -61,9 +61,9 @@ absl::Status ListRequests(engine::Engine* engine, const Clock& clock,
                           const v1::ListRequestsRequest& request,
                           v1::ListRequestsResponse* response) {
   if (request.page_size() < 0) {
-    return BadParameter(
-        "page_size", absl::StrCat(request.page_size()),
-        absl::StrCat("at least 0; values above ", kMaxListedRequests, " are reduced to it"));
+    return BadParameter("page_size", absl::StrCat(request.page_size()),
+                        absl::StrCat("at least 0; values above ", kMaxListedRequests, " count as ",
+                                     kMaxListedRequests));
   }
   std::int64_t nanos = 0;
   const std::string& token = request.page_token();

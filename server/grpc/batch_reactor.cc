@@ -91,20 +91,20 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   std::string principal_;
   std::uint64_t checked_version_ = 0;  // authenticator's version at the last CheckCaller
   grpc::Alarm alarm_;
-  grpc::ByteBuffer incoming_;  // filled by the read under way
-  grpc::ByteBuffer outgoing_;  // used by the thread in Pump
-  bool peer_gone_ = false;     // used by the thread in Pump
+  grpc::ByteBuffer incoming_;   // filled by the read under way
+  grpc::ByteBuffer outgoing_;   // used by the thread in Pump
+  bool has_peer_gone_ = false;  // used by the thread in Pump
 
   Mutex mutex_;
   Items items_ ABSL_GUARDED_BY(mutex_);
   std::string last_served_ ABSL_GUARDED_BY(mutex_);  // id of the item whose event was written last
-  std::deque<grpc::ByteBuffer> errors_ ABSL_GUARDED_BY(mutex_);
+  std::deque<grpc::ByteBuffer> queued_errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   ReadState read_ ABSL_GUARDED_BY(mutex_);
-  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
-  bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool pump_again_ ABSL_GUARDED_BY(mutex_) = false;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_pumping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool must_pump_again_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 void FillError(const std::string& id, const absl::Status& status, const engine::Usage& usage,
@@ -144,12 +144,12 @@ void BatchReactor::OnReadDone(bool ok) {
 
 void BatchReactor::OnWriteDone(bool ok) {
   if (!ok) {
-    peer_gone_ = true;
+    has_peer_gone_ = true;
     Abandon();
   }
   {
     MutexLock lock(&mutex_);
-    pumping_ = false;
+    is_pumping_ = false;
   }
   ReadNext();
   Pump();
@@ -173,7 +173,7 @@ void BatchReactor::Refuse(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
     read_.is_done = true;
-    ended_ = true;
+    has_ended_ = true;
   }
   Finish(answer);
 }
@@ -231,7 +231,7 @@ void BatchReactor::StartItem(const v1::GenerateRequest& message) {
   {
     MutexLock lock(&mutex_);
     items_.emplace(id, item);
-    abandoned = abandoned_;
+    abandoned = is_abandoned_;
   }
   if (abandoned) item->request->Cancel();
   // A client that does not read a message in time blocks all items of the stream, so the call is
@@ -255,7 +255,7 @@ void BatchReactor::QueueError(const std::string& id, const absl::Status& status)
   v1::BatchGenerateResponse response;
   FillError(id, status, engine::Usage(), &response);
   MutexLock lock(&mutex_);
-  errors_.push_back(SerializeMessage(response));
+  queued_errors_.push_back(SerializeMessage(response));
 }
 
 // Repeats CheckCaller with a timer, so that a stream without commands ends soon after its token is
@@ -272,7 +272,7 @@ void BatchReactor::CheckCaller(const std::shared_ptr<BatchReactor>& self) {
     MutexLock lock(&mutex_);
     // The daemon keeps the authenticator until the stream has ended, and the stream cannot end
     // under this lock.
-    if (ended_) return;
+    if (has_ended_) return;
     const std::uint64_t version = context_.authenticator->version();
     if (version != checked_version_) {
       is_authorized = context_.authenticator->IsStillAllowed(principal_, Scope::kGenerate);
@@ -299,7 +299,7 @@ void BatchReactor::Revoke() {
 void BatchReactor::ReadNext() {
   {
     MutexLock lock(&mutex_);
-    if (read_.is_under_way || read_.is_done || errors_.size() >= kMaxWaitingErrors) return;
+    if (read_.is_under_way || read_.is_done || queued_errors_.size() >= kMaxWaitingErrors) return;
     read_.is_under_way = true;
     read_.is_starting = true;
   }
@@ -320,39 +320,39 @@ void BatchReactor::Abandon() {
   std::vector<std::shared_ptr<Item>> items;
   {
     MutexLock lock(&mutex_);
-    abandoned_ = true;
+    is_abandoned_ = true;
     for (const auto& [id, item] : items_) items.push_back(item);
   }
   for (const auto& item : items) item->request->Cancel();
 }
 
 // Writes the next message or ends the call, unless another thread is doing so. That thread checks
-// `pump_again_` before it stops, so no event is lost.
+// `must_pump_again_` before it stops, so no event is lost.
 void BatchReactor::Pump() {
   {
     MutexLock lock(&mutex_);
-    if (pumping_ || ended_) {
-      pump_again_ = true;
+    if (is_pumping_ || has_ended_) {
+      must_pump_again_ = true;
       return;
     }
-    pumping_ = true;
+    is_pumping_ = true;
   }
   for (;;) {
     if (FillNext()) {
-      if (peer_gone_) continue;
+      if (has_peer_gone_) continue;
       StartWrite(&outgoing_);
       return;
     }
     absl::Status failure;
     {
       MutexLock lock(&mutex_);
-      if (std::exchange(pump_again_, false)) continue;
+      if (std::exchange(must_pump_again_, false)) continue;
       if (!read_.is_done || read_.is_starting || read_.is_executing || !items_.empty() ||
-          !errors_.empty()) {
-        pumping_ = false;
+          !queued_errors_.empty()) {
+        is_pumping_ = false;
         return;
       }
-      ended_ = true;
+      has_ended_ = true;
       failure = failure_;
     }
     grpc::Status answer = ToGrpcStatus(failure);
@@ -380,9 +380,9 @@ bool BatchReactor::FillNext() {
     std::shared_ptr<Item> item;
     {
       MutexLock lock(&mutex_);
-      if (!errors_.empty()) {
-        outgoing_ = std::move(errors_.front());
-        errors_.pop_front();
+      if (!queued_errors_.empty()) {
+        outgoing_ = std::move(queued_errors_.front());
+        queued_errors_.pop_front();
         return true;
       }
       item = TakeReadyItem();

@@ -171,7 +171,7 @@ class GenerationService::Impl final : public RawService {
     if (page_size < 0) {
       return BadParameter(
           "page_size", absl::StrCat(page_size),
-          absl::StrCat("at least 0; values above ", kMaxPageSize, " are reduced to it"));
+          absl::StrCat("at least 0; values above ", kMaxPageSize, " count as ", kMaxPageSize));
     }
     if (!page_token.empty()) {
       return BadParameter("page_token", page_token, "empty or the next_page_token of a response");

@@ -30,7 +30,7 @@ class Service;
 namespace quire::server {
 
 struct GrpcListenerOptions {
-  std::vector<std::string> addresses;  // host:port (port 0: any free one) or unix:PATH
+  std::vector<std::string> addresses;  // host:port (port 0: any free port) or unix:PATH
   std::uint32_t socket_mode = 0660;    // mode of Unix sockets
   GrpcTransportOptions transport;
   const CertificateStore* certificates = nullptr;  // for TCP addresses; null: plain text
@@ -63,7 +63,7 @@ class GrpcListener {
   // last 20 s.
   bool is_reachable() const;
 
-  // Rejects new calls. Waits for open ones and cancels them at `deadline`.
+  // Rejects new calls. Waits for open calls and cancels them at `deadline`.
   void Shutdown(absl::Time deadline);
 
  private:

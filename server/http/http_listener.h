@@ -1,6 +1,7 @@
 #pragma once
 
-// The operators' HTTP listener. It answers GET and HEAD requests from memory, one per connection.
+// The operators' HTTP listener. It answers GET and HEAD requests from memory, one request per
+// connection.
 //
 // Place:      the daemon creates it, with the handlers of ops_handlers.h and status_handlers.h.
 // Invariants: methods other than GET and HEAD get the status 405, unknown paths get 404, and

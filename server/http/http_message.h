@@ -61,9 +61,9 @@ class HttpExchange {
   // Begins an answer whose body is sent in several writes. The head is sent with the first write.
   virtual void BeginStream(HttpAnswer head) = 0;
   virtual void Write(std::string bytes, std::function<void()> on_written) = 0;
-  // If `whole` is false, the chunk that marks the end of a complete body is not sent, and the
+  // If `is_complete` is false, the chunk that marks the end of a complete body is not sent, and the
   // connection is closed.
-  virtual void EndStream(bool whole) = 0;
+  virtual void EndStream(bool is_complete) = 0;
 
   // Sets a callback that runs once if the peer closes, or does not read in time, before the answer
   // is complete.

@@ -47,11 +47,11 @@ constexpr std::chrono::milliseconds kAcceptPause{20};
 constexpr int kMaxClosedAtOnce = 16;
 constexpr absl::Duration kWarningInterval = absl::Seconds(10);
 
-// Opens a spare descriptor. If no other descriptor is free, RejectWaiting closes the spare one. It
-// can then accept and close waiting connections, so that their clients learn of the failure at
-// once. The result is invalid if no descriptor is free now. The next call of RejectWaiting tries
-// again.
-FileDescriptor OpenSpare() {
+// Opens a spare descriptor. If no other descriptor is free, RejectWaiting closes the spare
+// descriptor. RejectWaiting can then accept and close waiting connections, so that their clients
+// learn of the failure at once. Returns an invalid descriptor if none is free. The next call of
+// RejectWaiting tries again.
+FileDescriptor OpenSpareDescriptor() {
   return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
@@ -118,7 +118,7 @@ class HttpServer::Impl final : public HttpSessionHost {
 
   // Used in the strand.
   SelfCall self_call_;
-  FileDescriptor spare_ = OpenSpare();
+  FileDescriptor spare_descriptor_ = OpenSpareDescriptor();
   std::uint64_t next_number_ = 0;  // number of the next session
   std::int64_t failures_ = 0;      // failed accepts since the last warning
   absl::Time next_warning_ = absl::InfinitePast();
@@ -211,13 +211,13 @@ void HttpServer::Impl::OnFailure(const Error& error, tcp::acceptor& acceptor) {
 // Closes the spare descriptor, then accepts up to kMaxClosedAtOnce waiting connections and closes
 // each at once.
 void HttpServer::Impl::RejectWaiting(tcp::acceptor& acceptor) {
-  spare_ = FileDescriptor();
+  spare_descriptor_ = FileDescriptor();
   Error error;
   for (int i = 0; i < kMaxClosedAtOnce && !error; ++i) {
     tcp::socket socket(io_);
     acceptor.accept(socket, error);
   }
-  spare_ = OpenSpare();
+  spare_descriptor_ = OpenSpareDescriptor();
 }
 
 void HttpServer::Impl::OnAccept(tcp::socket socket) {

@@ -90,10 +90,10 @@ void SessionExchange::Write(std::string bytes, std::function<void()> on_written)
   Send(std::move(piece), std::move(on_written));
 }
 
-void SessionExchange::EndStream(bool whole) {
+void SessionExchange::EndStream(bool is_complete) {
   if (!is_open_) return;
   std::string piece = std::exchange(stream_head_, "");
-  if (whole && is_chunked_) {
+  if (is_complete && is_chunked_) {
     piece += "0\r\n\r\n";
   } else {
     keep_alive_ = false;

@@ -38,7 +38,7 @@ class SessionExchange final : public HttpExchange {
   void Answer(HttpAnswer answer) override;
   void BeginStream(HttpAnswer head) override;
   void Write(std::string bytes, std::function<void()> on_written) override;
-  void EndStream(bool whole) override;
+  void EndStream(bool is_complete) override;
   void OnGone(std::function<void()> callback) override;
 
  private:
