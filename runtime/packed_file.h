@@ -10,9 +10,9 @@
 //   sections                          in order, each at a multiple of 4096 bytes
 //
 // The reader compares the text with the expected text instead of parsing it. An error quotes the
-// first line that differs. Sections are read instead of mapped, because every byte is needed for
-// its checksum anyway, and the memory can use huge pages. In addition, no other process can change
-// or truncate the weights of a running model.
+// first line that differs. Sections are read instead of mapped, because the checksum needs every
+// byte anyway, and memory that is not mapped from a file can use huge pages. In addition, no other
+// process can change or truncate the weights of a running model.
 //
 // Place:      used by LoadModel around Weights.
 // Invariants: a file with its final name is complete, because it is written under another name,

@@ -16,7 +16,7 @@
 //
 // Place:      above LayeredConfig and DaemonOptions; owned by the daemon, used in server/.
 // Invariants: config() and options() agree. At most one reload or subscription runs at a time. Keys
-//             that are not hot never change. The value of a hot key that sized memory at start
+//             that are not hot never change. A hot key that determined the size of memory at start
 //             cannot exceed its value at start. If a file of a subscriber has changed, it is read
 //             only after its contents have been stable for a while (settled_files.h).
 // Threads:    thread-safe. Subscribers run on the thread that calls Reload or Subscribe, and must

@@ -108,7 +108,7 @@ std::string DescribeRange(const FieldRule& rule, const FieldDescriptor* field) {
                         : absl::StrCat("at most ", limit(rule.max()));
 }
 
-// Checks `value`, which is in bytes, seconds or without unit, like the limits of the rule.
+// Checks `value`, which has the unit of the rule's limits: bytes, seconds or none.
 absl::Status CheckRange(const FieldDescriptor* field, double value, absl::string_view text) {
   const FieldRule& rule = RuleOf(field);
   const bool low =

@@ -4,7 +4,7 @@
 //
 // Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order.
 // Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
-//             fewer than max_per_address of its address. Connections without a network are not
+//             fewer than max_per_address from its address. Connections without a network are not
 //             counted. An evicted connection is not counted, although it may still be closing. If
 //             the client begins a call before the connection closes, it stays open and is counted
 //             again. At most kMaxLingering refused or evicted connections linger.

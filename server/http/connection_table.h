@@ -5,9 +5,9 @@
 // Place:      inside HttpServer. Sessions are numbered in the order in which they were accepted.
 //             ConnectionPlaces keeps the eviction order.
 // Invariants: at most max_connections connections are counted, and at most max_per_address of one
-//             address. An evicted connection is not counted, although it may still be closing. Up
-//             to kReserved connections over the limit are open in addition. They serve only health
-//             probes and answer other requests with 503.
+//             address. An evicted connection is not counted, although it may still be closing. In
+//             addition, up to kReserved connections over the limit may be open. These serve only
+//             health probes and answer other requests with 503.
 // Threads:    one thread at a time calls MakeRoom, MakeReservedRoom and Add. Other methods are
 //             thread-safe.
 // Lifetime:   outlives its sessions and does not keep them alive.
