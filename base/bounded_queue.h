@@ -15,7 +15,8 @@ namespace quire {
 // A bounded FIFO queue for any number of producer and consumer threads. A push to a full queue
 // fails, and the producer decides which work to reject.
 //
-// Place:      between threads that exchange work: the output rings and the jobs of call workers.
+// Place:      between threads that exchange work: the output items of requests and the jobs of call
+//             workers.
 // Invariants: 0 <= size() <= capacity(). After Close every push fails; queued values can still be
 //             popped.
 // Threads:    thread-safe.

@@ -34,7 +34,7 @@ struct Device {
 absl::StatusOr<Device> OpenCudaDevice(std::int32_t ordinal);
 
 // Makes the device current for the calling thread. Every thread must call this once before it
-// allocates or enqueues.
+// allocates device memory or enqueues GPU work.
 absl::Status UseDevice(const Device& device);
 
 // Returns the number of bytes that can still be allocated. REQUIRES: a CUDA device.

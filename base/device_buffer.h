@@ -15,9 +15,9 @@ enum class MemoryKind : std::uint8_t { kHost, kPinned, kDevice };
 // Owns a block of zeroed memory. Part() returns buffers that share ownership of the block.
 //
 // Place:      below KvPool, weights and workspaces.
-// Invariants: host memory is aligned to kAlignment. Blocks of at least kHugePageBytes are aligned
-//             to kHugePageBytes and request huge pages. Host pages use no memory until they are
-//             first accessed. Pinned and device memory is aligned to 256 bytes.
+// Invariants: kHost memory is aligned to kAlignment. kHost blocks of at least kHugePageBytes are
+//             aligned to kHugePageBytes and request huge pages. Their pages use no memory until
+//             they are first accessed. Pinned and device memory is aligned to 256 bytes.
 // Threads:    the class does not synchronize access to the bytes. Device memory is allocated on the
 //             GPU that is current for the calling thread (UseDevice).
 // Lifetime:   moving keeps data() valid. The block is freed when the allocated buffer and all its

@@ -40,7 +40,8 @@ constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "inf
                                                           "warn",  "error", "off"};
 // Maximum number of call sites in the table of the rate limit. A full table is cleared.
 constexpr std::size_t kMaxSites = 4096;
-// Size limit of LineQueue, some seconds of a busy log. A short stall of the disk loses no lines.
+// Size limit of LineQueue. It holds some seconds of a busy log, so that a short stall of the disk
+// loses no lines.
 constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
 // Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
@@ -76,7 +77,7 @@ class LineQueue {
       QueueLossReport();
       bytes_ += line.size();
       items_.push_back({.destination = std::move(destination), .line = std::move(line)});
-      queued_.fetch_add(1, std::memory_order_relaxed);
+      queued_items_.fetch_add(1, std::memory_order_relaxed);
     }
     changed_.NotifyAll();
   }
@@ -84,7 +85,7 @@ class LineQueue {
   // Waits for a line, or for a report of lost lines.
   Item Next() {
     MutexLock lock(&mutex_);
-    while (items_.empty() && unreported_ == 0) changed_.Wait(&mutex_);
+    while (items_.empty() && unreported_lines_ == 0) changed_.Wait(&mutex_);
     if (items_.empty()) QueueLossReport();
     Item item = std::move(items_.front());
     items_.pop_front();
@@ -96,8 +97,8 @@ class LineQueue {
   void Finish(bool is_lost) {
     {
       MutexLock lock(&mutex_);
-      finished_.fetch_add(1, std::memory_order_relaxed);
-      if (is_lost) dropped_.fetch_add(1, std::memory_order_relaxed);
+      finished_items_.fetch_add(1, std::memory_order_relaxed);
+      if (is_lost) dropped_lines_.fetch_add(1, std::memory_order_relaxed);
     }
     changed_.NotifyAll();
   }
@@ -107,48 +108,51 @@ class LineQueue {
   bool WaitFinished(absl::Time deadline) {
     MutexLock lock(&mutex_);
     QueueLossReport();
-    const std::uint64_t last = queued_.load(std::memory_order_relaxed);
-    while (finished_.load(std::memory_order_relaxed) < last) {
+    const std::uint64_t last = queued_items_.load(std::memory_order_relaxed);
+    while (finished_items_.load(std::memory_order_relaxed) < last) {
       if (MonotonicNow() >= deadline) return false;
       changed_.WaitUntil(&mutex_, deadline);
     }
     return true;
   }
 
-  // Takes no lock, because a crashing process calls it.
+  // Takes no lock, because a signal handler calls it.
   bool is_finished() const {
-    return finished_.load(std::memory_order_relaxed) == queued_.load(std::memory_order_relaxed);
+    return finished_items_.load(std::memory_order_relaxed) ==
+           queued_items_.load(std::memory_order_relaxed);
   }
-  std::uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+  std::uint64_t dropped() const { return dropped_lines_.load(std::memory_order_relaxed); }
 
  private:
   void CountDropped(std::shared_ptr<const Destination> destination)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    dropped_.fetch_add(1, std::memory_order_relaxed);
-    ++unreported_;
+    dropped_lines_.fetch_add(1, std::memory_order_relaxed);
+    ++unreported_lines_;
     report_destination_ = std::move(destination);
   }
 
   void QueueLossReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (unreported_ == 0) return;
+    if (unreported_lines_ == 0) return;
     items_.push_back({.destination = std::move(report_destination_),
                       .line = {},
-                      .dropped_lines = std::exchange(unreported_, 0)});
-    queued_.fetch_add(1, std::memory_order_relaxed);
+                      .dropped_lines = std::exchange(unreported_lines_, 0)});
+    queued_items_.fetch_add(1, std::memory_order_relaxed);
   }
 
   Mutex mutex_;
   CondVar changed_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   std::size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t unreported_ ABSL_GUARDED_BY(mutex_) = 0;  // dropped lines without a report
+  std::uint64_t unreported_lines_ ABSL_GUARDED_BY(mutex_) =
+      0;  // dropped lines that no item reports yet
   std::shared_ptr<const Destination> report_destination_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<std::uint64_t> queued_{0};    // items since the start
-  std::atomic<std::uint64_t> finished_{0};  // items that were written or lost
-  std::atomic<std::uint64_t> dropped_{0};   // lines
+  std::atomic<std::uint64_t> queued_items_{0};    // since the process started
+  std::atomic<std::uint64_t> finished_items_{0};  // written or lost
+  std::atomic<std::uint64_t> dropped_lines_{0};
 };
 
-struct Site {
+// Number of lines that a call site logged in one second.
+struct CallSite {
   std::int64_t second = 0;
   std::uint32_t lines = 0;
 };
@@ -157,9 +161,9 @@ struct Site {
 struct State {
   Mutex mutex;
   Options options ABSL_GUARDED_BY(mutex);
-  std::map<std::string, Level> single_levels ABSL_GUARDED_BY(mutex);
+  std::map<std::string, Level> logger_levels ABSL_GUARDED_BY(mutex);
   std::shared_ptr<const Destination> destination ABSL_GUARDED_BY(mutex);
-  std::unordered_map<std::size_t, Site> sites ABSL_GUARDED_BY(mutex);
+  std::unordered_map<std::size_t, CallSite> sites ABSL_GUARDED_BY(mutex);
   std::atomic<Level> min_level{Level::kInfo};  // minimum over all loggers
   std::atomic<std::uint64_t> suppressed{0};
   LineQueue queue;
@@ -207,14 +211,14 @@ absl::StatusOr<Sink> OpenSink(const std::string& file) {
 
 void UpdateMinLevel(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   Level min_level = state.options.level;
-  for (const auto& [name, level] : state.single_levels) min_level = std::min(min_level, level);
+  for (const auto& [name, level] : state.logger_levels) min_level = std::min(min_level, level);
   state.min_level.store(min_level, std::memory_order_relaxed);
 }
 
 Level LevelOf(State& state, absl::string_view logger) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
-  if (state.single_levels.empty()) return state.options.level;
-  const auto found = state.single_levels.find(std::string(logger));
-  return found == state.single_levels.end() ? state.options.level : found->second;
+  if (state.logger_levels.empty()) return state.options.level;
+  const auto found = state.logger_levels.find(std::string(logger));
+  return found == state.logger_levels.end() ? state.options.level : found->second;
 }
 
 // Counts a line of a call site. Returns false if the line exceeds the limit for the current second.
@@ -224,7 +228,7 @@ bool IsWithinRate(State& state, absl::string_view logger, absl::string_view mess
   if (limit == 0) return true;
   if (state.sites.size() >= kMaxSites) state.sites.clear();
   const std::size_t key = absl::HashOf(logger, message);
-  Site& site = state.sites[key];
+  CallSite& site = state.sites[key];
   const std::int64_t second = absl::ToUnixSeconds(now);
   if (site.second != second) site = {second, 0};
   if (site.lines >= limit) return false;
@@ -424,7 +428,7 @@ absl::StatusOr<std::function<void()>> PrepareConfigure(const Options& requested)
     MutexLock lock(&state.mutex);
     state.options = options;
     before = std::exchange(state.destination, destination);
-    state.single_levels.clear();
+    state.logger_levels.clear();
     state.sites.clear();
     UpdateMinLevel(state);
   };
@@ -474,9 +478,9 @@ Level SetLevel(absl::string_view logger, Level level) {
   const Level previous = logger.empty() ? state.options.level : LevelOf(state, logger);
   if (logger.empty()) {
     state.options.level = level;
-    state.single_levels.clear();
+    state.logger_levels.clear();
   } else {
-    state.single_levels[std::string(logger)] = level;
+    state.logger_levels[std::string(logger)] = level;
   }
   UpdateMinLevel(state);
   return previous;

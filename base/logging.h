@@ -48,7 +48,7 @@ std::optional<Level> LevelFromName(absl::string_view name);
 struct Options {
   Level level = Level::kInfo;
   Format format = Format::kText;
-  std::string file;  // appended to; empty: standard error
+  std::string file;  // lines are appended to it; empty: standard error
   // Maximum lines per second for each pair of logger and message. Further lines are counted but not
   // written. 0: no limit.
   std::uint32_t rate_limit_per_second = 0;
@@ -129,10 +129,9 @@ bool Flush(absl::Duration timeout);
 // REQUIRES: called once.
 void FlushOnCrash();
 
-// Number of lines since the process started that the rate limit suppressed.
+// Number of lines that the rate limit has suppressed since the process started.
 std::uint64_t SuppressedLines();
-// Number of lines since the process started that were lost because the queue was full or writing
-// failed.
+// Number of lines lost since the process started, because the queue was full or writing failed.
 std::uint64_t DroppedLines();
 
 }  // namespace quire::log

@@ -9,7 +9,7 @@ namespace quire {
 // The sources that Machine reads; tests replace them.
 struct MachineSource {
   std::string root;      // prefix of /proc and /sys, for the CPU quota and flags
-  std::string topology;  // synthetic topology in the syntax of hwloc(7); empty: the system's
+  std::string topology;  // synthetic topology in the syntax of hwloc(7); empty: this machine
   std::optional<std::vector<int>> cpus;  // absent: the calling thread's affinity mask
 };
 
@@ -31,8 +31,8 @@ class Machine {
   const std::vector<int>& core_cpus() const { return core_cpus_; }
   // Returns the CPUs to bind `num_threads` compute threads to. Returns core_cpus() if the threads
   // use every core and the quota allows that. Otherwise returns an empty list, and the system
-  // places the threads. If several processes bound a few threads each, all would bind them to the
-  // same first cores.
+  // places the threads. Binding fewer threads could put the threads of several processes on the
+  // same cores.
   std::vector<int> CpusToBind(int num_threads) const;
   // The best instruction-set level that the CPU and the system support: "amx", "avx512_vnni",
   // "avx512", "avx_vnni", "avx2", "neon" or "baseline".

@@ -76,10 +76,10 @@ Labels SortedByName(const Labels& labels) {
 
 ClientMetric::Histogram CopyHistogram(const HistogramCells& cells) {
   ClientMetric::Histogram out;
-  for (std::size_t i = 0; i <= cells.borders.size(); ++i) {
+  for (std::size_t i = 0; i <= cells.upper_bounds.size(); ++i) {
     out.sample_count += cells.counts[i].load(std::memory_order_acquire);
-    const double border =
-        i < cells.borders.size() ? cells.borders[i] : std::numeric_limits<double>::infinity();
+    const double border = i < cells.upper_bounds.size() ? cells.upper_bounds[i]
+                                                        : std::numeric_limits<double>::infinity();
     out.bucket.push_back({out.sample_count, border});
   }
   out.sample_sum = cells.sum.Load();
@@ -123,15 +123,16 @@ Series* Registry::State::Find(absl::string_view name, absl::string_view help, co
 }
 
 void Histogram::Observe(double value, std::uint64_t times) {
-  const auto& borders = cells_->borders;
-  const auto bucket = std::lower_bound(borders.begin(), borders.end(), value) - borders.begin();
+  const auto& upper_bounds = cells_->upper_bounds;
+  const auto bucket =
+      std::lower_bound(upper_bounds.begin(), upper_bounds.end(), value) - upper_bounds.begin();
   cells_->counts[static_cast<std::size_t>(bucket)].fetch_add(times, std::memory_order_acq_rel);
   cells_->sum.Add(value * static_cast<double>(times));
 }
 
 std::uint64_t Histogram::count() const {
   std::uint64_t total = 0;
-  for (std::size_t i = 0; i <= cells_->borders.size(); ++i) {
+  for (std::size_t i = 0; i <= cells_->upper_bounds.size(); ++i) {
     total += cells_->counts[i].load(std::memory_order_acquire);
   }
   return total;
@@ -149,18 +150,18 @@ Gauge Registry::AddGauge(absl::string_view name, absl::string_view help, const L
 }
 
 Histogram Registry::AddHistogram(absl::string_view name, absl::string_view help,
-                                 std::span<const double> borders, const Labels& labels) {
-  QUIRE_CHECK(!borders.empty() && std::is_sorted(borders.begin(), borders.end()));
-  QUIRE_CHECK(std::adjacent_find(borders.begin(), borders.end()) == borders.end());
-  QUIRE_CHECK(std::isfinite(borders.front()) && std::isfinite(borders.back()));
+                                 std::span<const double> upper_bounds, const Labels& labels) {
+  QUIRE_CHECK(!upper_bounds.empty() && std::is_sorted(upper_bounds.begin(), upper_bounds.end()));
+  QUIRE_CHECK(std::adjacent_find(upper_bounds.begin(), upper_bounds.end()) == upper_bounds.end());
+  QUIRE_CHECK(std::isfinite(upper_bounds.front()) && std::isfinite(upper_bounds.back()));
   HistogramCells& cells = state_->Find(name, help, labels, MetricType::Histogram)->histogram;
   MutexLock lock(&state_->mutex);
   if (cells.counts == nullptr) {
-    cells.borders.assign(borders.begin(), borders.end());
-    cells.counts = std::make_unique<std::atomic<std::uint64_t>[]>(borders.size() + 1);
+    cells.upper_bounds.assign(upper_bounds.begin(), upper_bounds.end());
+    cells.counts = std::make_unique<std::atomic<std::uint64_t>[]>(upper_bounds.size() + 1);
   }
-  QUIRE_CHECK(
-      std::equal(borders.begin(), borders.end(), cells.borders.begin(), cells.borders.end()));
+  QUIRE_CHECK(std::equal(upper_bounds.begin(), upper_bounds.end(), cells.upper_bounds.begin(),
+                         cells.upper_bounds.end()));
   return Histogram(&cells);
 }
 

@@ -52,8 +52,9 @@ class Cell {
 };
 
 struct HistogramCells {
-  std::vector<double> borders;                           // upper bounds, ascending, without +Inf
-  std::unique_ptr<std::atomic<std::uint64_t>[]> counts;  // [borders.size() + 1], not cumulative
+  std::vector<double> upper_bounds;  // of the buckets, ascending, without +Inf
+  std::unique_ptr<std::atomic<std::uint64_t>[]>
+      counts;  // [upper_bounds.size() + 1], not cumulative
   Cell sum;
 };
 
@@ -122,10 +123,10 @@ class Registry {
   // REQUIRES: `name` ends in _total.
   Counter AddCounter(absl::string_view name, absl::string_view help, const Labels& labels = {});
   Gauge AddGauge(absl::string_view name, absl::string_view help, const Labels& labels = {});
-  // `borders` are the upper bounds of the buckets. REQUIRES: they are ascending, finite, at least
-  // one, and the same for every label set of `name`.
+  // `upper_bounds` are those of the buckets. REQUIRES: there is at least one; they are ascending,
+  // finite, and the same for every label set of `name`.
   Histogram AddHistogram(absl::string_view name, absl::string_view help,
-                         std::span<const double> borders, const Labels& labels = {});
+                         std::span<const double> upper_bounds, const Labels& labels = {});
   // Adds a metric whose value `read` returns at each scrape, on the scraping thread. The callback
   // must not use the registry.
   void AddCallbackCounter(absl::string_view name, absl::string_view help, const Labels& labels,

@@ -4,8 +4,8 @@
 // file is read only after it has stayed unchanged for kSettleTime.
 //
 // Place:      above small_file.h, below the code that reloads files.
-// Invariants: times of the file system are only compared with each other, never with the clock of
-//             this machine, because another machine may have set them.
+// Invariants: file timestamps are only compared with each other, never with the clock of this
+//             machine, because another machine may have set them.
 // Threads:    any.
 
 #include <map>
@@ -21,7 +21,7 @@ namespace quire {
 
 // Time for which a changed file must stay unchanged before it is read.
 inline constexpr absl::Duration kSettleTime = absl::Seconds(1);
-// Default time that a reload waits until no file changes any more.
+// Default time limit of WaitUntilSettled.
 inline constexpr absl::Duration kSettleTimeout = absl::Seconds(10);
 
 struct NamedFile {

@@ -93,7 +93,7 @@ void ThreadPool::BindCaller() const {
 }
 
 ThreadPool::~ThreadPool() {
-  QUIRE_CHECK(running_.load() == 0);
+  QUIRE_CHECK(running_workers_.load() == 0);
   {
     MutexLock lock(&mutex_);
     stopping_.store(true);
@@ -112,10 +112,10 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
     fn(0);
     return;
   }
-  QUIRE_DCHECK(running_.load() == 0);
+  QUIRE_DCHECK(running_workers_.load() == 0);
   work_ = &fn;
   float_modes_ = FloatModes();
-  running_.store(size_ - 1);
+  running_workers_.store(size_ - 1);
   generation_.fetch_add(1);
   if (sleeping_workers_.load() > 0) {
     // A worker holds the mutex from its last check until it waits. Taking the mutex here delays the
@@ -124,12 +124,12 @@ void ThreadPool::Run(absl::FunctionRef<void(int part)> fn) {
     work_ready_.NotifyAll();
   }
   fn(0);
-  const auto is_done = [this] { return running_.load() == 0; };
+  const auto is_done = [this] { return running_workers_.load() == 0; };
   if (SpinUntil(options_.spin, is_done)) return;
   MutexLock lock(&mutex_);
-  caller_sleeps_.store(true);
+  is_caller_asleep_.store(true);
   while (!is_done()) work_done_.Wait(&mutex_);
-  caller_sleeps_.store(false);
+  is_caller_asleep_.store(false);
 }
 
 void ThreadPool::WorkerLoop(int part) {
@@ -148,7 +148,7 @@ void ThreadPool::WorkerLoop(int part) {
     seen = generation_.load();
     SetFloatModes(float_modes_);
     (*work_)(part);
-    if (running_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
+    if (running_workers_.fetch_sub(1) == 1 && is_caller_asleep_.load()) {
       { MutexLock lock(&mutex_); }
       work_done_.NotifyOne();
     }

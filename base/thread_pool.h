@@ -82,7 +82,7 @@ class ThreadPool {
   const absl::FunctionRef<void(int)>* work_ = nullptr;
   std::uint64_t float_modes_ = 0;
   std::atomic<std::uint32_t> generation_{0};  // incremented by each Run
-  std::atomic<int> running_{0};               // workers that have not finished this generation
+  std::atomic<int> running_workers_{0};       // not yet done with generation_
   std::atomic<bool> stopping_{false};
 
   // Used to put threads to sleep and to wake them.
@@ -90,7 +90,7 @@ class ThreadPool {
   CondVar work_ready_;
   CondVar work_done_;
   std::atomic<int> sleeping_workers_{0};
-  std::atomic<bool> caller_sleeps_{false};
+  std::atomic<bool> is_caller_asleep_{false};
 
   std::vector<std::thread> workers_;
 };

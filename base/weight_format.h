@@ -20,10 +20,10 @@ namespace quire {
 // Element format of a weight matrix.
 enum class WeightFormat : std::uint8_t {
   kPlain,    // unquantized; PackedLinear states the dtype
-  kInt8,     // -128..127 times a scale per output feature or per group of its inputs
-  kFp8E4M3,  // e4m3 times a scale per output feature or per group of its inputs
+  kInt8,     // -128..127 times a scale per output feature, or per feature and group of inputs
+  kFp8E4M3,  // e4m3 times a scale per output feature, or per feature and group of inputs
   kInt4,     // -8..7 times a scale per output feature and group of inputs
-  kFp4E2M1,  // e2m1 times a power of two per output feature and 32 inputs (mxfp4); CUDA only
+  kFp4E2M1,  // e2m1 times a power of two per feature and group of 32 inputs (mxfp4); CUDA only
 };
 absl::string_view WeightFormatName(WeightFormat format);
 
@@ -58,12 +58,12 @@ struct QuantizedShape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// Returns INVALID_ARGUMENT, with the field, if a CPU does not support the shape.
+// Returns INVALID_ARGUMENT, naming the field, if CPUs do not support the shape.
 absl::Status CheckQuantizedShape(const QuantizedShape& shape);
 
 // The weights of one output feature. A reader fills in the memory that the spans refer to.
 struct QuantizedRow {
-  // [k]. kInt8: -128 .. 127, or with mins the bytes 0 .. 255. kInt4: -8 .. 7, or with mins 0 .. 15.
+  // [k]. kInt8: -128 .. 127; with has_min the bytes 0 .. 255. kInt4: -8 .. 7; with has_min 0 .. 15.
   // kFp8E4M3: e4m3 bytes without NaN. kFp4E2M1: e2m1 codes 0 .. 15.
   std::span<std::int8_t> q;
   // [num_groups]. Scales of groups are rounded to f16, or to bf16 for kFp4E2M1.
@@ -83,13 +83,13 @@ struct Fp8Shape {
   std::uint32_t num_groups() const { return (k + group - 1) / group; }
 };
 
-// Returns INVALID_ARGUMENT, with the field, if the shape violates the rules of its fields.
+// Returns INVALID_ARGUMENT, naming the field, if a field violates its rule.
 absl::Status CheckFp8Shape(const Fp8Shape& shape);
 
 // The weights of one output feature. A reader fills in the memory that the spans refer to.
 struct Fp8Row {
   std::span<std::uint8_t> codes;  // [k], e4m3 without NaN
-  std::span<float> scales;        // [num_groups], at most the largest f32 / 448
+  std::span<float> scales;        // [num_groups], at most FLT_MAX / 448
 };
 
 }  // namespace quire

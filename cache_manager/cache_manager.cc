@@ -229,17 +229,17 @@ std::vector<PageUse> CacheManager::DescribePages() const {
 }
 
 absl::Status CacheManager::CheckReferences() const {
-  std::vector<std::uint32_t> requests(pool_.num_blocks());
+  std::vector<std::uint32_t> row_refs(pool_.num_blocks());
   std::vector<std::uint32_t> holds(pool_.num_blocks());
-  QUIRE_RETURN_IF_ERROR(rows_.CountRequests(requests));
+  QUIRE_RETURN_IF_ERROR(rows_.CountRowRefs(row_refs));
   step_work_.CountHolds(holds);
   for (std::uint32_t page = 1; page < pool_.num_blocks(); ++page) {
-    const std::uint32_t counted_requests = pool_.requests(BlockId{page});
+    const std::uint32_t counted_row_refs = pool_.row_refs(BlockId{page});
     const std::uint32_t counted_holds = pool_.holds(BlockId{page});
-    if (counted_requests != requests[page] || counted_holds != holds[page]) {
-      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted_requests,
-                                              " requests and ", counted_holds, " holds, but ",
-                                              requests[page], " columns and ", holds[page],
+    if (counted_row_refs != row_refs[page] || counted_holds != holds[page]) {
+      return absl::InternalError(absl::StrCat("page ", page, " counts ", counted_row_refs,
+                                              " row references and ", counted_holds, " holds, but ",
+                                              row_refs[page], " columns and ", holds[page],
                                               " copies and steps in flight reference it"));
     }
   }

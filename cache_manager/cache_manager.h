@@ -72,7 +72,8 @@ struct CacheStats {
   std::uint64_t hit_tokens = 0;      // counted by CountLookup
   std::uint64_t queried_tokens = 0;  // counted by CountLookup
   std::uint64_t evicted_pages = 0;   // pages unpublished by eviction, Flush or Invalidate
-  // Number of pages whose key belongs to another history, counted by CountLookup and Publish.
+  // Number of key collisions: the key of a page was already taken by another history. Counted by
+  // CountLookup and Publish.
   std::uint64_t collisions = 0;
   // Number of prompt tokens in published pages that were computed again for lack of a snapshot of
   // the recurrent states. Counted by CountLookup.
@@ -85,7 +86,7 @@ struct CacheStats {
 
 // The use of one page, as DescribePages reports it.
 struct PageUse {
-  // The classes that CacheStats counts as free, cached and used pages.
+  // A page is free, cached or used exactly if CacheStats counts it as such.
   enum class Kind : std::uint8_t { kFree, kCached, kUsed } kind = Kind::kFree;
   // Number of rows that reference the page. A used page without rows is quarantined, or a copy or a
   // step in flight still uses it.
@@ -256,7 +257,7 @@ class CacheManager {
     return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
   }
   std::uint32_t available_state_slots() const { return state_pool_.available(); }
-  // Returns the maximum number of slots that forks of one row into `children` children allocate.
+  // Returns the maximum number of slots that `children` forks of one row allocate.
   std::uint32_t SlotsForForks(std::uint32_t children) const {
     return has_states() ? children + 1 : 0;
   }

@@ -10,7 +10,7 @@ namespace quire::cache {
 FiniteProof::FiniteProof(BlockPool* pool, const RowPages* rows, const StepWork* step_work)
     : pool_(pool), rows_(rows), step_work_(step_work), proofs_(rows->max_rows()) {}
 
-FiniteProof::Row& FiniteProof::at(BatchRow row) {
+FiniteProof::RowProof& FiniteProof::at(BatchRow row) {
   QUIRE_CHECK(row.value() < proofs_.size());
   return proofs_[row.value()];
 }
@@ -25,14 +25,14 @@ void FiniteProof::Fork(BatchRow parent, BatchRow child, std::uint32_t shared_tok
 }
 
 void FiniteProof::ForgetRow(BatchRow row) {
-  at(row) = Row{};
+  at(row) = RowProof{};
 }
 
 void FiniteProof::SetProven(BatchRow row, std::uint32_t tokens) {
   const CacheLayout& layout = rows_->layout();
   const std::uint32_t page_size = layout.page_size();
   QUIRE_CHECK(tokens > 0 && tokens <= rows_->reserved_columns(row) * page_size);
-  Row& proof = at(row);
+  RowProof& proof = at(row);
   const bool has_read_adopted = step_work_->num_completed() > proof.adoption_step;
   const std::uint32_t end = has_read_adopted ? tokens : std::min(tokens, proof.adopted_from);
   const std::uint32_t proven_columns = proof.proven_tokens / page_size;
@@ -41,7 +41,7 @@ void FiniteProof::SetProven(BatchRow row, std::uint32_t tokens) {
   for (std::size_t group = 0; group < layout.num_groups(); ++group) {
     const LookupTable& table = rows_->tables()[group];
     const std::uint32_t first = std::max(
-        {layout.FirstFullyRead(group, tokens - 1), table.first_column(row), proven_columns});
+        {layout.FirstFullyReadColumn(group, tokens - 1), table.first_column(row), proven_columns});
     for (std::uint32_t column = first; column < end / page_size; ++column) {
       pool_->SetProvenFinite(table.page(row, column));
     }
@@ -60,13 +60,14 @@ void FiniteProof::SetTailProven(BatchRow row, std::uint32_t computed_tokens,
   if (computed_tokens > proven) return;
   const std::uint32_t column = computed_tokens / layout.page_size();
   for (std::size_t group = 0; group < pages.size(); ++group) {
-    if (column >= layout.FirstFullyRead(group, proven - 1)) pool_->SetProvenFinite(pages[group]);
+    if (column >= layout.FirstFullyReadColumn(group, proven - 1))
+      pool_->SetProvenFinite(pages[group]);
   }
 }
 
 void FiniteProof::OnReplace(BatchRow row, std::uint32_t column, BlockId page) {
   if (pool_->is_proven_finite(page)) return;
-  Row& proof = at(row);
+  RowProof& proof = at(row);
   const std::uint32_t begin = column * rows_->layout().page_size();
   const bool is_first = step_work_->num_completed() > proof.adoption_step;
   proof.adopted_from = is_first ? begin : std::min(proof.adopted_from, begin);
@@ -102,7 +103,7 @@ std::uint32_t FiniteProof::ProvenColumns(std::span<const BlockId> pages) const {
   const auto columns = static_cast<std::uint32_t>(pages.size() / groups);
   std::uint32_t proven = columns;
   for (std::size_t group = 0; group < groups; ++group) {
-    std::uint32_t column = layout.FirstHeld(group, columns * layout.page_size(), columns);
+    std::uint32_t column = layout.FirstHeldColumn(group, columns * layout.page_size(), columns);
     while (column < proven && pool_->is_proven_finite(pages[column * groups + group])) ++column;
     proven = std::min(proven, column);
   }

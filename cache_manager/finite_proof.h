@@ -66,7 +66,7 @@ class FiniteProof {
  private:
   friend struct FiniteProofPeer;
 
-  struct Row {
+  struct RowProof {
     std::uint32_t proven_tokens = 0;
     // Pages from token `adopted_from` on were replaced by unproven pages after `adoption_step`
     // steps had been launched. The logits of those steps prove only tokens before `adopted_from`.
@@ -75,12 +75,12 @@ class FiniteProof {
     std::uint64_t adoption_step = 0;
   };
 
-  Row& at(BatchRow row);
+  RowProof& at(BatchRow row);
 
   BlockPool* const pool_;
   const RowPages* const rows_;
   const StepWork* const step_work_;
-  std::vector<Row> proofs_;  // by row
+  std::vector<RowProof> proofs_;  // by row
 };
 
 }  // namespace quire::cache

@@ -58,7 +58,7 @@ PrefixIndex::PrefixIndex(const CacheManagerOptions& options, BlockPool* pool, Pr
       publications_(options.max_rows),
       column_pages_(options.groups.size()) {}
 
-PrefixIndex::Row& PrefixIndex::at(BatchRow row) {
+PrefixIndex::Publication& PrefixIndex::at(BatchRow row) {
   QUIRE_CHECK(row.value() < publications_.size());
   return publications_[row.value()];
 }
@@ -133,10 +133,10 @@ NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<c
     const std::uint32_t end = column + 1;
     bool is_usable = true;
     for (const BlockId page : prefixes_->pages(node)) pages.push_back(page);
-    for (const std::size_t group : layout.windows()) {
+    for (const std::size_t group : layout.window_groups()) {
       if (prefixes_->pages(node)[group] == kNullBlock) present_from[group] = end;
       is_usable =
-          is_usable && present_from[group] <= layout.FirstHeld(group, end * page_size_, end);
+          is_usable && present_from[group] <= layout.FirstHeldColumn(group, end * page_size_, end);
     }
     if (!is_usable) continue;
     usable = end;
@@ -149,7 +149,7 @@ NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<c
 absl::Status PrefixIndex::CheckCurrent(const PrefixMatch& match) const {
   if (match.num_tokens == 0 || match.generation == prefixes_->generation()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("match of generation ", match.generation,
-                                         " is outdated, the prefix cache is at ",
+                                         " is outdated: the prefix cache is at generation ",
                                          prefixes_->generation()));
 }
 
@@ -161,7 +161,7 @@ void PrefixIndex::CountLookup(const PrefixMatch& match, std::uint32_t queried_to
 }
 
 void PrefixIndex::Attach(BatchRow row, const Hash128& root, std::uint32_t columns) {
-  Row& publication = at(row);
+  Publication& publication = at(row);
   publication.root = root;
   publication.is_attached = true;
   publication.num_published = columns;
@@ -173,7 +173,7 @@ void PrefixIndex::Fork(BatchRow parent, BatchRow child, std::uint32_t shared_col
 }
 
 void PrefixIndex::ForgetRow(BatchRow row) {
-  at(row) = Row{};
+  at(row) = Publication{};
 }
 
 void PrefixIndex::SetPublish(BatchRow row, bool enabled) {
@@ -197,7 +197,7 @@ FlushCounts PrefixIndex::Flush() {
 }
 
 bool PrefixIndex::CanPublish(BatchRow row) {
-  Row& publication = at(row);
+  Publication& publication = at(row);
   if (!prefix_caching_ || !publication.is_attached || !publication.may_publish) return false;
   // Nodes are removed from the end of a path, so any removal includes the node of the last column.
   if (publication.num_published > 0 && NodeBefore(row, publication.num_published) == kNoNode) {
@@ -214,7 +214,7 @@ NodeId PrefixIndex::NodeBefore(BatchRow row, std::uint32_t column) const {
 
 void PrefixIndex::Publish(BatchRow row, std::span<const std::int32_t> tokens,
                           std::vector<PageKey>* keys, std::uint32_t computed_tokens) {
-  const Row& publication = at(row);
+  const Publication& publication = at(row);
   const std::size_t page_size = page_size_;
   const std::uint32_t full_pages = computed_tokens / page_size_;
   QUIRE_CHECK(computed_tokens <= tokens.size() && full_pages <= rows_->reserved_columns(row));
@@ -228,7 +228,7 @@ void PrefixIndex::Publish(BatchRow row, std::span<const std::int32_t> tokens,
 
 void PrefixIndex::PublishColumns(BatchRow row, std::span<const std::int32_t> tokens,
                                  std::span<const PageKey> keys, std::uint32_t full_pages) {
-  Row& publication = at(row);
+  Publication& publication = at(row);
   while (publication.num_published < full_pages && !publication.is_blocked) {
     const std::uint32_t column = publication.num_published;
     const auto page_tokens = tokens.subspan(std::size_t{column} * page_size_, page_size_);
@@ -278,7 +278,7 @@ void PrefixIndex::Merge(BatchRow row, std::uint32_t column, NodeId node) {
       proof_->OnReplace(holder, column, page);
       rows_->Replace(group, holder, column, page);
     };
-    if (pool_->requests(own) == 1) {
+    if (pool_->row_refs(own) == 1) {
       replace(row);
       continue;
     }
@@ -320,7 +320,7 @@ NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> toke
   if (!rows_->HasValidColumn(row, column)) return kNoNode;
   rows_->ReadColumn(row, column, column_pages_);
   const bool is_private = std::ranges::all_of(column_pages_, [&](BlockId page) {
-    return pool_->requests(page) == 1 && pool_->node(page) == kNoNode;
+    return pool_->row_refs(page) == 1 && pool_->node(page) == kNoNode;
   });
   if (!is_private) return kNoNode;
   const auto tail = tokens.subspan(std::size_t{column} * page_size_, filled);
@@ -369,8 +369,8 @@ std::uint32_t PrefixIndex::Invalidate(BatchRow row, std::span<const std::int32_t
   };
   std::uint32_t column = first_token / page_size_;
   NodeId first = node_at(column);
-  // Other rows may have proven pages since the caller computed `first_token`. Released columns are
-  // followed from child to child, because node_at would start at the root each time.
+  // Other rows may have proven more pages since the caller computed `first_token`. Released columns
+  // are followed from child to child, because node_at would start at the root each time.
   while (first != kNoNode && proof_->IsColumnProven(row, column, prefixes_->pages(first))) {
     ++column;
     first = column < first_held ? ChildAt(*prefixes_, first, column, tokens, keys, page_size_)
@@ -394,13 +394,13 @@ void PrefixIndex::Invalidate(const Hash128& root, std::span<const std::int32_t> 
 absl::Status PrefixIndex::CheckRow(BatchRow row, std::size_t group) const {
   const LookupTable& table = rows_->tables()[group];
   const LookupTable& widest = rows_->widest_table();
-  const Row& publication = publications_[row.value()];
+  const Publication& publication = publications_[row.value()];
   const std::uint32_t first = table.first_column(row);
   const std::uint32_t end = table.end_column(row);
   if (publication.num_published > (publication.is_attached ? end : 0)) {
-    return absl::InternalError(absl::StrCat("row ", row.value(), " has published ",
-                                            publication.num_published, " columns of ", end,
-                                            " in group ", group));
+    return absl::InternalError(absl::StrCat("row ", row.value(), " has ", publication.num_published,
+                                            " published columns, but only ", end,
+                                            " columns in group ", group));
   }
   NodeId before = kNoNode;
   bool has_ended = false;

@@ -93,7 +93,7 @@ class PrefixIndex {
  private:
   friend struct PrefixIndexPeer;
 
-  struct Row {
+  struct Publication {
     Hash128 root;
     bool is_attached = false;  // root is valid
     bool may_publish = true;
@@ -101,7 +101,7 @@ class PrefixIndex {
     std::uint32_t num_published = 0;  // leading columns known to have nodes
   };
 
-  Row& at(BatchRow row);
+  Publication& at(BatchRow row);
   // Returns the parent of a node for `column`. Returns kNoNode if the parent is a root that does
   // not exist yet, or if the row does not hold the previous column.
   NodeId NodeBefore(BatchRow row, std::uint32_t column) const;
@@ -138,8 +138,8 @@ class PrefixIndex {
   PrefixCache* const prefixes_;
   RowPages* const rows_;
   FiniteProof* const proof_;
-  std::vector<Row> publications_;      // by row
-  std::vector<BlockId> column_pages_;  // scratch, by group
+  std::vector<Publication> publications_;  // by row
+  std::vector<BlockId> column_pages_;      // scratch, by group
   LookupCounts counts_;
 };
 

@@ -40,13 +40,13 @@ absl::Status RowPages::Attach(BatchRow row, const PrefixMatch& match) {
   const auto columns = static_cast<std::uint32_t>(match.pages.size() / groups);
   for (std::size_t group = 0; group < groups; ++group) {
     LookupTable& table = tables_[group];
-    const std::uint32_t first = layout_->FirstHeld(group, match.num_tokens, columns);
+    const std::uint32_t first = layout_->FirstHeldColumn(group, match.num_tokens, columns);
     for (std::uint32_t column = 0; column < first; ++column) table.Skip(row);
     for (std::uint32_t column = first; column < columns; ++column) {
       const BlockId page = match.pages[column * groups + group];
-      pool_->AddRequest(page);
+      pool_->AddRowRef(page);
       table.Append(row, page);
-      if (group == layout_->widest()) prefixes_->Touch(pool_->node(page));
+      if (group == layout_->widest_group()) prefixes_->Touch(pool_->node(page));
     }
   }
   if (has_partial) AttachCopies(row, match.partial_sources, match.partial_rows);
@@ -59,7 +59,7 @@ std::uint32_t RowPages::NumCached(const PrefixMatch& match) const {
   const std::size_t groups = tables_.size();
   const auto columns = static_cast<std::uint32_t>(match.pages.size() / groups);
   for (std::size_t group = 0; group < groups; ++group) {
-    auto column = layout_->FirstHeld(group, match.num_tokens, columns);
+    auto column = layout_->FirstHeldColumn(group, match.num_tokens, columns);
     for (; column < columns; ++column) cached += is_cached(match.pages[column * groups + group]);
   }
   return static_cast<std::uint32_t>(cached);
@@ -112,14 +112,14 @@ absl::Status RowPages::Fork(BatchRow parent, BatchRow child, std::uint32_t compu
   for (std::size_t group = 0; group < tables_.size(); ++group) {
     LookupTable& table = tables_[group];
     QUIRE_CHECK(std::min(table.first_column(parent), columns) <=
-                layout_->FirstRead(group, computed_tokens));
+                layout_->FirstReadColumn(group, computed_tokens));
     for (std::uint32_t column = 0; column < shared; ++column) {
       if (!table.has_page(parent, column)) {
         table.Skip(child);
         continue;
       }
       const BlockId page = table.page(parent, column);
-      pool_->AddRequest(page);
+      pool_->AddRowRef(page);
       table.Append(child, page);
     }
     if (rest == 0) continue;
@@ -132,10 +132,11 @@ absl::Status RowPages::Fork(BatchRow parent, BatchRow child, std::uint32_t compu
 void RowPages::ReleaseOutsideWindow(BatchRow row, std::uint32_t computed_tokens,
                                     std::uint32_t keep_from) {
   QUIRE_CHECK(computed_tokens <= reserved_columns(row) * layout_->page_size());
-  for (const std::size_t group : layout_->windows()) {
+  for (const std::size_t group : layout_->window_groups()) {
     LookupTable& table = tables_[group];
-    const std::uint32_t first = std::min(layout_->FirstRead(group, computed_tokens), keep_from);
-    while (table.first_column(row) < first) DropRequest(table.PopFront(row));
+    const std::uint32_t first =
+        std::min(layout_->FirstReadColumn(group, computed_tokens), keep_from);
+    while (table.first_column(row) < first) DropRowRef(table.PopFront(row));
   }
 }
 
@@ -151,7 +152,7 @@ void RowPages::Free(BatchRow row) {
       if ((is_in_flight || step_work_->IsCopyTarget(page)) && !step_work_->AwaitsCopy(page)) {
         step_work_->Pin(page);
       }
-      DropRequest(page);
+      DropRowRef(page);
     }
   }
   for (LookupTable& table : tables_) {
@@ -165,9 +166,9 @@ void RowPages::Replace(std::size_t group, BatchRow row, std::uint32_t column, Bl
   LookupTable& table = tables_[group];
   const BlockId old = table.page(row, column);
   if (step_work_->IsInFlight(row)) step_work_->Pin(old);
-  pool_->AddRequest(page);
+  pool_->AddRowRef(page);
   table.Replace(row, column, page);
-  DropRequest(old);
+  DropRowRef(old);
 }
 
 void RowPages::Poison(BatchRow row, std::uint32_t first_column) {
@@ -177,8 +178,8 @@ void RowPages::Poison(BatchRow row, std::uint32_t first_column) {
   }
 }
 
-void RowPages::DropRequest(BlockId page) {
-  prefixes_->DropRequest(page);
+void RowPages::DropRowRef(BlockId page) {
+  prefixes_->DropRowRef(page);
   step_work_->CancelCopyInto(page);
 }
 
@@ -209,11 +210,11 @@ void RowPages::Schedule(const RowStep& step) {
   QUIRE_CHECK(step.new_tokens > 0 && end > step.cache_length);
   for (std::size_t group = 0; group < tables_.size(); ++group) {
     LookupTable& table = tables_[group];
-    QUIRE_CHECK(table.first_column(step.row) <= layout_->FirstRead(group, step.cache_length));
+    QUIRE_CHECK(table.first_column(step.row) <= layout_->FirstReadColumn(group, step.cache_length));
     for (std::uint32_t column = step.cache_length / page_size; column < CeilDiv(end, page_size);
          ++column) {
       const BlockId page = table.page(step.row, column);
-      QUIRE_CHECK(pool_->requests(page) == 1 && pool_->node(page) == kNoNode);
+      QUIRE_CHECK(pool_->row_refs(page) == 1 && pool_->node(page) == kNoNode);
     }
     table.SetLength(step.row, step.cache_length);
   }
@@ -239,7 +240,7 @@ std::uint32_t RowPages::num_pages(BatchRow row) const {
 }
 
 std::uint32_t RowPages::num_private_pages(BatchRow row) const {
-  const auto is_private = [&](std::uint32_t page) { return pool_->requests(BlockId{page}) == 1; };
+  const auto is_private = [&](std::uint32_t page) { return pool_->row_refs(BlockId{page}) == 1; };
   std::ptrdiff_t pages = 0;
   for (const LookupTable& table : tables_) {
     pages += std::ranges::count_if(table.assigned_pages(row), is_private);
@@ -262,15 +263,15 @@ void RowPages::ReadColumn(BatchRow row, std::uint32_t column, std::span<BlockId>
   }
 }
 
-absl::Status RowPages::CountRequests(std::span<std::uint32_t> requests) const {
+absl::Status RowPages::CountRowRefs(std::span<std::uint32_t> row_refs) const {
   for (std::uint32_t row = 0; row < max_rows(); ++row) {
     for (const LookupTable& table : tables_) {
       for (const std::uint32_t page : table.assigned_pages(BatchRow{row})) {
-        if (page >= requests.size()) {
+        if (page >= row_refs.size()) {
           return absl::InternalError(absl::StrCat("row ", row, " refers to page ", page,
-                                                  ", the pool has ", requests.size(), " pages"));
+                                                  ", the pool has ", row_refs.size(), " pages"));
         }
-        ++requests[page];
+        ++row_refs[page];
       }
     }
   }
@@ -289,7 +290,7 @@ absl::Status RowPages::CheckColumns(BatchRow row, std::size_t group) const {
   if (first < widest_table().first_column(row)) {
     return absl::InternalError(absl::StrCat(
         "row ", row.value(), " begins at column ", first, " of group ", group,
-        ", before its first column of group ", layout_->widest(), ", which reaches further"));
+        ", before its first column of group ", layout_->widest_group(), ", which reaches further"));
   }
   if (end != (has_window ? reserved_columns(row) : end_column(row))) {
     return absl::InternalError(absl::StrCat("row ", row.value(), " has ", end, " columns of group ",

@@ -58,7 +58,7 @@ class RowPages {
   std::uint32_t max_rows() const { return tables_.front().max_rows(); }
   std::span<const LookupTable> tables() const { return tables_; }
   // Returns the table of the group that keeps pages longest.
-  const LookupTable& widest_table() const { return tables_[layout_->widest()]; }
+  const LookupTable& widest_table() const { return tables_[layout_->widest_group()]; }
   // Returns the number of leading columns for which the row got pages in every group, including
   // pages that windows have released since.
   std::uint32_t reserved_columns(BatchRow row) const;
@@ -73,9 +73,9 @@ class RowPages {
   // pages.size() is the number of groups.
   void ReadColumn(BatchRow row, std::uint32_t column, std::span<BlockId> pages) const;
 
-  // Adds the request references of all tables to `requests`, which is indexed by page. Returns
-  // INTERNAL if a table names a page that does not exist.
-  absl::Status CountRequests(std::span<std::uint32_t> requests) const;
+  // Adds the row references of all tables to `row_refs`, which is indexed by page. Returns INTERNAL
+  // if a table names a page that does not exist.
+  absl::Status CountRowRefs(std::span<std::uint32_t> row_refs) const;
   absl::Status CheckIntegrity() const;
 
  private:
@@ -85,7 +85,7 @@ class RowPages {
   std::uint32_t NumCached(const PrefixMatch& match) const;
   // Appends a column of new pages to the row and queues the copies into them.
   void AttachCopies(BatchRow row, std::span<const BlockId> sources, std::uint32_t num_rows);
-  void DropRequest(BlockId page);
+  void DropRowRef(BlockId page);
   // Checks that the step may run the row and sets the row's length.
   void Schedule(const RowStep& step);
   absl::Status CheckColumns(BatchRow row, std::size_t group) const;

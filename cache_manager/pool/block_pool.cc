@@ -48,7 +48,7 @@ BlockId BlockPool::id(const Page* page) const {
 PageState BlockPool::StateOf(const Page& page) const {
   const bool has_node = page.node != kNoNode;
   if (&page == pages_.data()) return PageState::kNull;
-  if (page.requests > 0) return has_node ? PageState::kPublished : PageState::kActive;
+  if (page.row_refs > 0) return has_node ? PageState::kPublished : PageState::kActive;
   if (page.holds > 0) return PageState::kInTransit;
   if (page.is_poisoned) return PageState::kQuarantined;
   return has_node ? PageState::kCached : PageState::kFree;
@@ -85,7 +85,7 @@ absl::Status BlockPool::Allocate(std::span<BlockId> out) {
   for (BlockId& page : out) {
     if (free_.empty()) EvictColdest();
     Page* allocated = free_.pop_front();
-    allocated->requests = 1;
+    allocated->row_refs = 1;
     allocated->is_proven_finite = false;
     page = id(allocated);
   }
@@ -111,13 +111,13 @@ BlockId BlockPool::FindCached(absl::FunctionRef<bool(BlockId page)> is_wanted) c
 }
 
 void BlockPool::Unlink(Page& page) {
-  if (page.requests + page.holds > 0) return;
+  if (page.row_refs + page.holds > 0) return;
   QUIRE_CHECK(StateOf(page) == PageState::kCached);
   cached_.erase(&page);
 }
 
 void BlockPool::Link(Page& page, BlockId before) {
-  if (page.requests + page.holds > 0) return;
+  if (page.row_refs + page.holds > 0) return;
   const PageState state = StateOf(page);
   if (state != PageState::kQuarantined) ++num_returned_;
   if (state == PageState::kFree) {
@@ -130,9 +130,9 @@ void BlockPool::Link(Page& page, BlockId before) {
   }
 }
 
-void BlockPool::AddRequest(BlockId page) {
+void BlockPool::AddRowRef(BlockId page) {
   Unlink(at(page));
-  ++at(page).requests;
+  ++at(page).row_refs;
 }
 
 void BlockPool::AddHold(BlockId page) {
@@ -140,9 +140,9 @@ void BlockPool::AddHold(BlockId page) {
   ++at(page).holds;
 }
 
-void BlockPool::DropRequest(BlockId page, BlockId before) {
-  QUIRE_CHECK(at(page).requests > 0);
-  --at(page).requests;
+void BlockPool::DropRowRef(BlockId page, BlockId before) {
+  QUIRE_CHECK(at(page).row_refs > 0);
+  --at(page).row_refs;
   Link(at(page), before);
 }
 
@@ -238,7 +238,7 @@ absl::Status BlockPool::CheckIntegrity() const {
     QUIRE_RETURN_IF_ERROR(CheckList(state, seen));
   }
   const Page& null_page = pages_.front();
-  if (null_page.requests + null_page.holds > 0 || null_page.node != kNoNode || seen[0]) {
+  if (null_page.row_refs + null_page.holds > 0 || null_page.node != kNoNode || seen[0]) {
     return absl::InternalError("the null page is referenced, has a node or is in a list");
   }
   for (std::uint32_t page = 1; page < pages_.size(); ++page) {

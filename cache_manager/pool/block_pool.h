@@ -23,7 +23,7 @@ inline constexpr NodeId kNoNode{0xffffffffu};
 enum class PageState : std::uint8_t {
   kNull,         // page 0 only
   kFree,         // no references, no node
-  kCached,       // no references, but a node: can be matched; evicted coldest first
+  kCached,       // no references, but a node: can be matched or evicted
   kActive,       // referenced by rows, no node: cannot be matched
   kPublished,    // referenced by rows, with a node
   kInTransit,    // not referenced by rows, but read by a page copy or pinned by a step in flight
@@ -37,10 +37,10 @@ absl::string_view PageStateName(PageState state);
 //              Allocate                 AttachNode
 //      free ------------> active ------------------------> published
 //       ^  ^                |  |  last reference dropped     |   ^
-//       |  +----------------+  +-- poisoned --> quarantined   v   | AddRequest
+//       |  +----------------+  +-- poisoned --> quarantined   v   | AddRowRef
 //       +------------------- eviction ---------------------- cached
 //
-// A page has two reference counts. `requests` counts the lookup-table entries that name the page. A
+// A page has two reference counts. `row_refs` counts the lookup-table entries that name the page. A
 // page with more than one such entry is shared. `holds` counts the page copies that still read the
 // page and the steps in flight that pin the page.
 //
@@ -63,7 +63,7 @@ class BlockPool {
 
   void SetEvictionHandler(EvictionHandler handler) { evict_ = std::move(handler); }
 
-  // Allocates out.size() pages with one request reference each. Free pages are used first, then the
+  // Allocates out.size() pages with one row reference each. Free pages are used first, then the
   // coldest cached pages are evicted. If too few are available, no page is allocated or evicted and
   // the status is RESOURCE_EXHAUSTED "needs N pages, M available". REQUIRES: !out.empty().
   absl::Status Allocate(std::span<BlockId> out);
@@ -77,16 +77,16 @@ class BlockPool {
   // Except for state(), every function below that takes a page REQUIRES: 0 < page.value() <
   // num_blocks.
   //
-  // Add one request or one hold to the counts of the page. REQUIRES: the page is referenced or
-  // cached.
-  void AddRequest(BlockId page);
+  // Add one row reference or one hold to the counts of the page. REQUIRES: the page is referenced
+  // or cached.
+  void AddRowRef(BlockId page);
   void AddHold(BlockId page);
-  // Drop one request or one hold of the page. A page that loses its last reference becomes
+  // Drop one row reference or one hold of the page. A page that loses its last reference becomes
   // quarantined if it is poisoned, cached if it has a node, and free otherwise. A page that becomes
   // cached will be evicted directly before the page `before`, or after all other cached pages if
-  // `before` is the null page. REQUIRES: the page has a request (DropRequest) or a hold (DropHold);
-  // `before` is cached or the null page.
-  void DropRequest(BlockId page, BlockId before = kNullBlock);
+  // `before` is the null page. REQUIRES: the page has a row reference (DropRowRef) or a hold
+  // (DropHold); `before` is cached or the null page.
+  void DropRowRef(BlockId page, BlockId before = kNullBlock);
   void DropHold(BlockId page, BlockId before = kNullBlock);
 
   // Makes the page one of the pages of `node`. REQUIRES: the page is referenced, not poisoned, and
@@ -109,9 +109,9 @@ class BlockPool {
   // REQUIRES: page.value() < num_blocks.
   PageState state(BlockId page) const;
   NodeId node(BlockId page) const { return at(page).node; }
-  std::uint32_t requests(BlockId page) const { return at(page).requests; }
+  std::uint32_t row_refs(BlockId page) const { return at(page).row_refs; }
   std::uint32_t holds(BlockId page) const { return at(page).holds; }
-  bool is_referenced(BlockId page) const { return requests(page) + holds(page) > 0; }
+  bool is_referenced(BlockId page) const { return row_refs(page) + holds(page) > 0; }
   bool is_poisoned(BlockId page) const { return at(page).is_poisoned; }
   bool is_proven_finite(BlockId page) const { return at(page).is_proven_finite; }
 
@@ -139,7 +139,7 @@ class BlockPool {
   struct Page {
     IntrusiveNode<Page> link;  // free, cached or quarantined list
     NodeId node = kNoNode;
-    std::uint32_t requests = 0;
+    std::uint32_t row_refs = 0;
     std::uint32_t holds = 0;
     bool is_poisoned = false;
     bool is_proven_finite = false;
@@ -154,7 +154,7 @@ class BlockPool {
   const List* ListOf(PageState state) const;
   // Removes the page from the list of cached pages if it is about to get its first reference.
   void Unlink(Page& page);
-  // Adds the page to the list of its state if it has lost its last reference. See DropRequest for
+  // Adds the page to the list of its state if it has lost its last reference. See DropRowRef for
   // `before`.
   void Link(Page& page, BlockId before);
   absl::Status CheckList(PageState state, std::vector<bool>& seen) const;

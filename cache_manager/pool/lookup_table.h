@@ -29,7 +29,7 @@ namespace quire::cache {
 // Lifetime:   must outlive every step that reads its arrays.
 class LookupTable {
  public:
-  // Readers may touch this many columns after the last page.
+  // Kernels may read this many columns after the last page.
   static constexpr std::uint32_t kPaddingColumns = 16;
 
   // Returns RESOURCE_EXHAUSTED if the arrays do not fit into memory. REQUIRES: both arguments are

@@ -50,7 +50,7 @@ class PageDemand {
 
   std::uint32_t page_size_;
   std::uint32_t num_full_groups_ = 0;
-  std::vector<std::uint32_t> window_pages_;  // by window group: maximum held at a time
+  std::vector<std::uint32_t> window_pages_;  // by window group: maximum pages held at a time
 };
 
 }  // namespace quire::cache

@@ -13,7 +13,7 @@ namespace quire::cache {
 namespace {
 
 // Returns the size of the node table: a node and a root for each page, and the nodes without pages.
-std::size_t NumSlots(const PrefixCacheOptions& options, std::uint32_t usable_pages) {
+std::size_t NodeTableSize(const PrefixCacheOptions& options, std::uint32_t usable_pages) {
   const std::size_t slots = std::size_t{usable_pages} * 2 + options.max_empty_nodes;
   return std::min<std::size_t>(slots, kNoNode.value());
 }
@@ -38,7 +38,7 @@ std::size_t TableBytes(std::size_t room) {
 
 std::int64_t PrefixCache::BytesFor(const PrefixCacheOptions& options, std::uint32_t num_blocks) {
   const std::uint32_t usable = num_blocks - 1;
-  const std::size_t slots = NumSlots(options, usable);
+  const std::size_t slots = NodeTableSize(options, usable);
   const std::size_t slot_bytes = sizeof(Node) + sizeof(NodeId) +
                                  options.page_size * sizeof(std::int32_t) +
                                  options.groups.size() * sizeof(BlockId);
@@ -52,14 +52,14 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, BlockPool* pool, Sta
       num_groups_(options.groups.size()),
       pool_(pool),
       states_(states),
-      nodes_(NumSlots(options, pool->usable())),
+      nodes_(NodeTableSize(options, pool->usable())),
       tokens_(nodes_.size() * options.page_size),
       pages_(nodes_.size() * options.groups.size()) {
   QUIRE_CHECK(options.page_size > 0 && !options.groups.empty());
-  unused_.reserve(nodes_.size());
+  unused_slots_.reserve(nodes_.size());
   path_states_.reserve(states->num_slots());
   for (std::size_t slot = nodes_.size(); slot > 0; --slot) {
-    unused_.emplace_back(static_cast<std::uint32_t>(slot - 1));
+    unused_slots_.emplace_back(static_cast<std::uint32_t>(slot - 1));
   }
   index_.reserve(TableRoom(nodes_.size() - pool_->usable()));
   roots_.reserve(TableRoom(pool_->usable()));
@@ -83,7 +83,7 @@ NodeId PrefixCache::id(const Node* node) const {
 
 std::span<const std::int32_t> PrefixCache::tokens(NodeId node) const {
   const std::size_t begin = std::size_t{node.value()} * options_.page_size;
-  return std::span(tokens_).subspan(begin, at(node).filled);
+  return std::span(tokens_).subspan(begin, at(node).num_tokens);
 }
 
 BlockId& PrefixCache::page(NodeId node, std::size_t group) {
@@ -151,7 +151,7 @@ PrefixCache::PartialMatch PrefixCache::FindWholePartial(
     if (stored.size() <= best.num_tokens ||
         !std::ranges::equal(stored, tokens.first(stored.size())))
       continue;
-    best = {.node = id(child), .num_tokens = child->filled};
+    best = {.node = id(child), .num_tokens = child->num_tokens};
   }
   return best;
 }
@@ -169,27 +169,27 @@ void PrefixCache::RemoveState(NodeId node) {
   ++generation_;
 }
 
-void PrefixCache::AddStates(NodeId above, NodeId below) {
+void PrefixCache::AddStates(NodeId parent, NodeId path_child) {
   const auto add = [this](NodeId node, bool is_branch) {
     path_states_.push_back({states_->tokens(at(node).state), node, is_branch});
   };
-  const auto below_tokens = tokens(below);
-  std::size_t others = at(above).children.size();
+  const auto path_tokens = tokens(path_child);
+  std::size_t others = at(parent).children.size();
   const auto begin = static_cast<std::ptrdiff_t>(path_states_.size());
   std::uint32_t candidates = kMaxPartialCandidates;
-  for (const Node* child = at(above).children.front(); child != nullptr && candidates > 0;
+  for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
        child = Siblings::next(child)) {
     if (child->kind != Kind::kPartial) continue;
     --candidates;
     const auto stored = tokens(id(child));
-    if (id(child) == below || stored.size() > below_tokens.size()) continue;
-    if (!std::ranges::equal(stored, below_tokens.first(stored.size()))) continue;
+    if (id(child) == path_child || stored.size() > path_tokens.size()) continue;
+    if (!std::ranges::equal(stored, path_tokens.first(stored.size()))) continue;
     add(id(child), /*is_branch=*/false);
     --others;
   }
   std::ranges::sort(path_states_.begin() + begin, path_states_.end(), std::greater(),
                     &PathState::tokens);
-  if (at(above).state != kNullSlot) add(above, /*is_branch=*/others > 1);
+  if (at(parent).state != kNullSlot) add(parent, /*is_branch=*/others > 1);
 }
 
 void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
@@ -200,11 +200,11 @@ void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
     node = above;
   }
   while (path_states_.size() > limit) {
-    std::size_t thinnest = FindThinnest(/*at_branches=*/false);
+    std::size_t thinnest = FindStateToRemove(/*at_branches=*/false);
     const auto branches = std::count_if(path_states_.begin() + 2, path_states_.end(),
                                         [](const PathState& state) { return state.is_branch; });
     if (thinnest == 0 && static_cast<std::size_t>(branches) > limit) {
-      thinnest = FindThinnest(/*at_branches=*/true);
+      thinnest = FindStateToRemove(/*at_branches=*/true);
     }
     if (thinnest == 0) return;
     RemoveState(path_states_[thinnest].node);
@@ -212,7 +212,7 @@ void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
   }
 }
 
-std::size_t PrefixCache::FindThinnest(bool at_branches) const {
+std::size_t PrefixCache::FindStateToRemove(bool at_branches) const {
   std::size_t thinnest = 0;
   std::uint32_t least_gap = 0;
   for (std::size_t i = 2; i < path_states_.size(); ++i) {
@@ -229,16 +229,16 @@ std::size_t PrefixCache::FindThinnest(bool at_branches) const {
 }
 
 NodeId PrefixCache::TakeSlot(Kind kind) {
-  QUIRE_CHECK(!unused_.empty());
-  const NodeId slot = unused_.back();
-  unused_.pop_back();
+  QUIRE_CHECK(!unused_slots_.empty());
+  const NodeId slot = unused_slots_.back();
+  unused_slots_.pop_back();
   nodes_[slot.value()].kind = kind;
   return slot;
 }
 
 bool PrefixCache::MakeRoom() {
   constexpr std::size_t kRootAndChild = 2;
-  while (unused_.size() < kRootAndChild) {
+  while (unused_slots_.size() < kRootAndChild) {
     // Evicting a page of any other node would free no node slot.
     const BlockId page =
         pool_->FindCached([this](BlockId cached) { return IsColdLeaf(pool_->node(cached)); });
@@ -275,7 +275,7 @@ NodeId PrefixCache::Link(Kind kind, NodeId parent, std::span<const std::int32_t>
   Node& node = at(slot);
   node.parent = parent;
   node.parent_generation = above.generation;
-  node.filled = static_cast<std::uint32_t>(tokens.size());
+  node.num_tokens = static_cast<std::uint32_t>(tokens.size());
   std::ranges::copy(tokens, tokens_.begin() + std::ptrdiff_t{slot.value()} * options_.page_size);
   above.children.push_front(&node);
   ++num_nodes_;
@@ -334,10 +334,10 @@ void PrefixCache::RemoveLeaf(NodeId leaf) {
   }
   node.key = {};
   node.parent = kNoNode;
-  node.filled = 0;
+  node.num_tokens = 0;
   node.kind = Kind::kUnused;
   ++node.generation;
-  unused_.push_back(leaf);
+  unused_slots_.push_back(leaf);
 }
 
 void PrefixCache::Prune(NodeId node) {
@@ -376,15 +376,15 @@ void PrefixCache::DropSubtree(NodeId top) {
   Prune(above);
 }
 
-void PrefixCache::DropRequest(BlockId page) {
+void PrefixCache::DropRowRef(BlockId page) {
   const bool becomes_cached =
-      pool_->node(page) != kNoNode && pool_->requests(page) == 1 && pool_->holds(page) == 0;
-  pool_->DropRequest(page, becomes_cached ? EvictionSuccessorOf(page) : kNullBlock);
+      pool_->node(page) != kNoNode && pool_->row_refs(page) == 1 && pool_->holds(page) == 0;
+  pool_->DropRowRef(page, becomes_cached ? EvictionSuccessorOf(page) : kNullBlock);
 }
 
 void PrefixCache::DropHold(BlockId page) {
   const bool becomes_cached =
-      pool_->node(page) != kNoNode && pool_->requests(page) == 0 && pool_->holds(page) == 1;
+      pool_->node(page) != kNoNode && pool_->row_refs(page) == 0 && pool_->holds(page) == 1;
   pool_->DropHold(page, becomes_cached ? EvictionSuccessorOf(page) : kNullBlock);
 }
 
@@ -397,7 +397,7 @@ BlockId PrefixCache::EvictionSuccessorOf(BlockId page) const {
   for (NodeId node = parent(pool_->node(page)); node != kNoNode; node = parent(node)) {
     ++num_visited_;
     const BlockId above = pages(node)[group];
-    if (above == kNullBlock || pool_->requests(above) > 0) break;
+    if (above == kNullBlock || pool_->row_refs(above) > 0) break;
     if (pool_->state(above) == PageState::kCached) return above;
   }
   return kNullBlock;
@@ -412,7 +412,7 @@ absl::Status PrefixCache::CheckPages(const Node& node) const {
     if (page == kNullBlock && may_lack) continue;
     if (page == kNullBlock || pool_->node(page) != id(&node)) {
       return absl::InternalError(absl::StrCat("node ", name, " refers to page ", page.value(),
-                                              ", which does not refer to it"));
+                                              ", which does not refer to the node"));
     }
   }
   if (!HasPages(id(&node)) && node.children.empty()) {
@@ -429,15 +429,15 @@ absl::Status PrefixCache::CheckState(const Node& node) const {
   }
   if (node.state.value() >= states_->num_slots() || states_->node(node.state) != id(&node)) {
     return absl::InternalError(absl::StrCat("node ", name, " refers to slot ", node.state.value(),
-                                            ", which does not refer to it"));
+                                            ", which does not refer to the node"));
   }
   std::uint32_t tokens = 0;
   for (const Node* at = &node; at->kind != Kind::kRoot; at = &nodes_[at->parent.value()]) {
-    tokens += at->filled;
+    tokens += at->num_tokens;
   }
   if (states_->tokens(node.state) != tokens) {
     return absl::InternalError(absl::StrCat("node ", name, " ends after ", tokens,
-                                            " tokens, its state after ",
+                                            " tokens, but its state after ",
                                             states_->tokens(node.state)));
   }
   if (!HasAllPages(id(&node))) {
@@ -466,8 +466,8 @@ absl::Status PrefixCache::CheckNode(const Node& node) const {
     return absl::InternalError(
         absl::StrCat("the parent of node ", name, " is partial or was freed"));
   }
-  if (is_full != (node.filled == options_.page_size) || node.filled == 0) {
-    return absl::InternalError(absl::StrCat("node ", name, " is filled with ", node.filled,
+  if (is_full != (node.num_tokens == options_.page_size) || node.num_tokens == 0) {
+    return absl::InternalError(absl::StrCat("node ", name, " is filled with ", node.num_tokens,
                                             " tokens of ", options_.page_size));
   }
   if (!is_full && !node.children.empty()) {
@@ -515,11 +515,12 @@ absl::Status PrefixCache::CheckTree() const {
     }
   }
   if (index_.size() != full || roots_.size() != roots || num_linked != full + partial ||
-      num_nodes_ != full + partial || unused_.size() + full + partial + roots != nodes_.size()) {
+      num_nodes_ != full + partial ||
+      unused_slots_.size() + full + partial + roots != nodes_.size()) {
     return absl::InternalError(absl::StrCat(
         "prefix cache counts ", index_.size(), " keys, ", roots_.size(), " roots, ", num_linked,
-        " children, ", num_nodes_, " nodes and ", unused_.size(), " unused slots, but has ", full,
-        " full, ", partial, " partial and ", roots, " root nodes"));
+        " children, ", num_nodes_, " nodes and ", unused_slots_.size(), " unused slots, but has ",
+        full, " full, ", partial, " partial and ", roots, " root nodes"));
   }
   if (snapshots != states_->num_snapshots()) {
     return absl::InternalError(absl::StrCat(
@@ -537,7 +538,7 @@ absl::Status PrefixCache::CheckEvictionOrder(std::size_t group) const {
     const BlockId page = pages(id(&node))[group];
     const BlockId above = pages(node.parent)[group];
     if (position[above.value()] == 0) continue;  // `above` is not cached, or the parent is a root
-    if (pool_->requests(page) > 0 || position[page.value()] > position[above.value()]) {
+    if (pool_->row_refs(page) > 0 || position[page.value()] > position[above.value()]) {
       return absl::InternalError(absl::StrCat("page ", above.value(),
                                               " would be evicted before page ", page.value(),
                                               ", which continues it"));

@@ -126,11 +126,11 @@ class PrefixCache {
   // REQUIRES: the node has a snapshot.
   void RemoveState(NodeId node);
   // Removes snapshots from the path to `node` until the path has at most `limit` of them. Snapshots
-  // of partial children that the path continues count too. The snapshot whose two neighbours on the
-  // path are closest together is removed first. Snapshots of nodes where other histories branch off
-  // are removed only while these snapshots alone exceed the limit. The last two snapshots of the
-  // path and snapshots that a row reads are never removed. O(nodes of the path and their children).
-  // REQUIRES: the node has a snapshot.
+  // of partial children whose tokens are a prefix of the path's tokens count too. The snapshot
+  // whose two neighbours on the path are closest together is removed first. Snapshots of nodes
+  // where other histories branch off are removed only while these snapshots alone exceed the limit.
+  // The last two snapshots of the path and snapshots that a row reads are never removed. O(nodes of
+  // the path and their children). REQUIRES: the node has a snapshot.
   void ThinStates(NodeId node, std::size_t limit);
 
   // Makes the node the most recently used child of its parent if it owns all its pages.
@@ -139,10 +139,10 @@ class PrefixCache {
   // more. The pages of removed nodes can no longer be matched, and unreferenced ones become free.
   void DropSubtree(NodeId node);
 
-  // Drop one request or one hold of `page` (BlockPool). A page that has a node and loses its last
-  // reference becomes cached. It will be evicted directly before its nearest cached ancestor. If no
-  // ancestor is cached, or if the page's group has a window, it will be evicted last.
-  void DropRequest(BlockId page);
+  // Drop one row reference or one hold of `page` (BlockPool). A page that has a node and loses its
+  // last reference becomes cached. It will be evicted directly before its nearest cached ancestor.
+  // If no ancestor is cached, or if the page's group has a window, it will be evicted last.
+  void DropRowRef(BlockId page);
   void DropHold(BlockId page);
 
   // Returns the node's pages by group. The entry of a group without a page is the null page.
@@ -177,15 +177,15 @@ class PrefixCache {
   enum class Kind : std::uint8_t { kUnused, kRoot, kFull, kPartial };
   struct Node {
     IntrusiveNode<Node> sibling;
-    // Children that own all their pages come first, and the most recently used one leads them.
+    // Children that own all their pages come first, the most recently used one in front.
     IntrusiveList<Node, &Node::sibling> children;
     PageKey key;              // the scope for a root, unset for a partial child
     NodeId parent = kNoNode;  // kNoNode for a root
     std::uint32_t parent_generation = 0;
     // Incremented when the slot is reused, so that stale NodeIds are detected.
     std::uint32_t generation = 0;
-    std::uint32_t filled = 0;  // tokens: page_size; fewer for a partial child; 0 for a root
-    StateSlot state;           // snapshot after the last token; kNullSlot if none
+    std::uint32_t num_tokens = 0;  // page_size; fewer for a partial child; 0 for a root
+    StateSlot state;               // snapshot after the last token; kNullSlot if none
     Kind kind = Kind::kUnused;
   };
   using Siblings = IntrusiveList<Node, &Node::sibling>;
@@ -216,10 +216,10 @@ class PrefixCache {
   // True if the node has no children and none of its pages is referenced. Evicting the pages of
   // such a node removes the node.
   bool IsColdLeaf(NodeId node) const;
-  // Appends to path_states_ the snapshots from the child `below` up to its parent `above`. First
-  // come those of partial children of `above` whose tokens are a prefix of the tokens of `below`,
-  // longest first. The snapshot of `above` is last.
-  void AddStates(NodeId above, NodeId below);
+  // Appends to path_states_ the snapshots between `path_child` and its parent, and that of the
+  // parent. First come those of partial children of `parent` whose tokens are a prefix of the
+  // tokens of `path_child`, longest first. The snapshot of `parent` is last.
+  void AddStates(NodeId parent, NodeId path_child);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;
   absl::Status CheckNode(const Node& node) const;
@@ -229,7 +229,7 @@ class PrefixCache {
   // Returns the index in path_states_ of the snapshot to remove next. If `at_branches`, considers
   // only snapshots at branches, and otherwise only snapshots elsewhere. Returns 0 if none may be
   // removed.
-  std::size_t FindThinnest(bool at_branches) const;
+  std::size_t FindStateToRemove(bool at_branches) const;
 
   struct PathState {
     std::uint32_t tokens = 0;
@@ -242,7 +242,7 @@ class PrefixCache {
   BlockPool* const pool_;
   StatePool* const states_;
   std::vector<Node> nodes_;                     // roots included; never resized
-  std::vector<NodeId> unused_;                  // slots of nodes_, last in, first out
+  std::vector<NodeId> unused_slots_;            // indices of nodes_, last in, first out
   std::vector<std::int32_t> tokens_;            // [nodes_, page_size]
   std::vector<BlockId> pages_;                  // [nodes_, groups]
   absl::flat_hash_map<PageKey, NodeId> index_;  // full nodes by key; never iterated

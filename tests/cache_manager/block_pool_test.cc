@@ -33,7 +33,7 @@ class BlockPoolTest : public ::testing::Test {
   BlockId Cache() {
     const BlockId page = Take();
     pool_.AttachNode(page, NodeId{page.value()});
-    pool_.DropRequest(page);
+    pool_.DropRowRef(page);
     return page;
   }
 
@@ -63,8 +63,8 @@ TEST_F(BlockPoolTest, AllocateTakesAllOrNothing) {
 TEST_F(BlockPoolTest, LastFreedIsTakenFirst) {
   const BlockId first = Take();
   const BlockId second = Take();
-  pool_.DropRequest(second);
-  pool_.DropRequest(first);
+  pool_.DropRowRef(second);
+  pool_.DropRowRef(first);
   EXPECT_EQ(Take(), first);
   EXPECT_EQ(Take(), second);
 }
@@ -73,10 +73,10 @@ TEST_F(BlockPoolTest, KeepsCachedPageAfterLastReference) {
   const BlockId page = Cache();
   EXPECT_EQ(pool_.state(page), PageState::kCached);
   EXPECT_EQ(pool_.available(), 5u);
-  pool_.AddRequest(page);
+  pool_.AddRowRef(page);
   EXPECT_EQ(pool_.state(page), PageState::kPublished);
   EXPECT_EQ(pool_.available(), 4u);
-  pool_.DropRequest(page);
+  pool_.DropRowRef(page);
   EXPECT_EQ(pool_.node(page), NodeId{page.value()});
 }
 
@@ -84,8 +84,8 @@ TEST_F(BlockPoolTest, EvictsColdestPageOnlyWhenNoPageIsFree) {
   const BlockId first = Take();
   const BlockId second = Take();
   for (const BlockId page : {first, second}) pool_.AttachNode(page, NodeId{page.value()});
-  pool_.DropRequest(second);
-  pool_.DropRequest(first);
+  pool_.DropRowRef(second);
+  pool_.DropRowRef(first);
   std::vector<BlockId> free(3);
   EXPECT_TRUE(pool_.Allocate(std::span(free)).ok());
   EXPECT_TRUE(evicted_.empty());
@@ -107,8 +107,8 @@ TEST_F(BlockPoolTest, PageCanBeCachedBeforeAnother) {
   const BlockId first = Take();
   const BlockId second = Take();
   for (const BlockId page : {first, second}) pool_.AttachNode(page, NodeId{page.value()});
-  pool_.DropRequest(first);
-  pool_.DropRequest(second, first);
+  pool_.DropRowRef(first);
+  pool_.DropRowRef(second, first);
   EXPECT_THAT(pool_.EvictionOrder(), ElementsAre(second, first));
 }
 
@@ -116,7 +116,7 @@ TEST_F(BlockPoolTest, HoldAloneKeepsPageInTransit) {
   const BlockId page = Take();
   pool_.AddHold(page);
   EXPECT_EQ(pool_.state(page), PageState::kActive);
-  pool_.DropRequest(page);
+  pool_.DropRowRef(page);
   EXPECT_EQ(pool_.state(page), PageState::kInTransit);
   EXPECT_EQ(pool_.available(), 4u);
   pool_.DropHold(page);
@@ -132,11 +132,11 @@ TEST_F(BlockPoolTest, DetachedCachedPageIsFree) {
 
 TEST_F(BlockPoolTest, PoisonedPageIsQuarantinedUntilItIsCleared) {
   const BlockId page = Take();
-  pool_.AddRequest(page);
+  pool_.AddRowRef(page);
   pool_.Poison(page);
-  pool_.DropRequest(page);
+  pool_.DropRowRef(page);
   EXPECT_EQ(pool_.state(page), PageState::kActive);
-  pool_.DropRequest(page);
+  pool_.DropRowRef(page);
   EXPECT_EQ(pool_.state(page), PageState::kQuarantined);
   EXPECT_EQ(pool_.available(), 4u);
   EXPECT_THAT(pool_.quarantined_pages(), ElementsAre(page));
@@ -156,9 +156,9 @@ class BlockPoolModelTest : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kBlocks = 12;
   struct Page {
-    std::uint32_t requests = 0, holds = 0;
+    std::uint32_t row_refs = 0, holds = 0;
     bool node = false, poisoned = false;
-    bool is_referenced() const { return requests + holds > 0; }
+    bool is_referenced() const { return row_refs + holds > 0; }
   };
 
   BlockPoolModelTest() : pool_(kBlocks) {
@@ -198,7 +198,7 @@ class BlockPoolModelTest : public ::testing::Test {
         cached_.erase(cached_.begin());
       }
       ASSERT_EQ(out[i].value(), free_.back());
-      model_[free_.back()].requests = 1;
+      model_[free_.back()].row_refs = 1;
       free_.pop_back();
     }
   }
@@ -207,18 +207,18 @@ class BlockPoolModelTest : public ::testing::Test {
     if (!model_[page].is_referenced() && !IsCached(page)) return;
     std::erase(cached_, page);
     if (random_.OneIn(2)) {
-      pool_.AddRequest(BlockId{page});
-      ++model_[page].requests;
+      pool_.AddRowRef(BlockId{page});
+      ++model_[page].row_refs;
     } else {
       pool_.AddHold(BlockId{page});
       ++model_[page].holds;
     }
   }
 
-  void DropRequest(std::uint32_t page, std::uint32_t before) {
-    if (model_[page].requests == 0) return;
-    pool_.DropRequest(BlockId{page}, BlockId{before});
-    --model_[page].requests;
+  void DropRowRef(std::uint32_t page, std::uint32_t before) {
+    if (model_[page].row_refs == 0) return;
+    pool_.DropRowRef(BlockId{page}, BlockId{before});
+    --model_[page].row_refs;
     Settle(page, before);
   }
 
@@ -268,7 +268,7 @@ class BlockPoolModelTest : public ::testing::Test {
         return AddReference(page);
       case 3:
       case 4:
-        return DropRequest(page, before);
+        return DropRowRef(page, before);
       case 5:
         return DropHold(page, before);
       case 6:
@@ -309,16 +309,16 @@ TEST(BlockPoolIntegrityTest, ReportsBrokenInvariants) {
     EXPECT_TRUE(pool.Allocate(std::span(pages)).ok());
     pool.AttachNode(BlockId{2}, NodeId{0});
     pool.AttachNode(BlockId{3}, NodeId{1});
-    pool.DropRequest(BlockId{3});
+    pool.DropRowRef(BlockId{3});
     EXPECT_TRUE(pool.CheckIntegrity().ok());
     breakage(pool);
     const absl::Status status = pool.CheckIntegrity();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
     return std::string(status.message());
   };
-  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 1).requests = 0; }),
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 1).row_refs = 0; }),
               HasSubstr("page 1 is free but in no list"));
-  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).requests = 0; }),
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).row_refs = 0; }),
               HasSubstr("page 2 is cached but in no list"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 3).node = kNoNode; }),
               HasSubstr("page 3 is free but in the cached list"));
@@ -326,7 +326,7 @@ TEST(BlockPoolIntegrityTest, ReportsBrokenInvariants) {
               HasSubstr("page 4 is in transit but in the free list"));
   EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 2).is_poisoned = true; }),
               HasSubstr("page 2 is poisoned but has a node"));
-  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 0).requests = 1; }),
+  EXPECT_THAT(broken([](BlockPool& pool) { Peer::page(pool, 0).row_refs = 1; }),
               HasSubstr("null page"));
   EXPECT_THAT(
       broken([](BlockPool& pool) { Peer::free_list(pool).push_back(&Peer::page(pool, 1)); }),
@@ -344,10 +344,10 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   EXPECT_DEATH(BlockPool(1), "check failed");
   EXPECT_DEATH(pool.Allocate({}).IgnoreError(), "check failed");
   EXPECT_DEATH(pool.EvictColdest(), "check failed");  // nothing is cached
-  EXPECT_DEATH(pool.AddRequest(kNullBlock), "check failed");
-  EXPECT_DEATH(pool.AddRequest(BlockId{4}), "check failed");
-  EXPECT_DEATH(pool.AddRequest(BlockId{3}), "check failed");  // free
-  EXPECT_DEATH(pool.DropRequest(BlockId{3}), "check failed");
+  EXPECT_DEATH(pool.AddRowRef(kNullBlock), "check failed");
+  EXPECT_DEATH(pool.AddRowRef(BlockId{4}), "check failed");
+  EXPECT_DEATH(pool.AddRowRef(BlockId{3}), "check failed");  // free
+  EXPECT_DEATH(pool.DropRowRef(BlockId{3}), "check failed");
   EXPECT_DEATH(pool.DropHold(page[0]), "check failed");
   EXPECT_DEATH(pool.AttachNode(BlockId{3}, NodeId{0}), "check failed");
   EXPECT_DEATH(pool.DetachNode(page[0]), "check failed");
@@ -355,7 +355,7 @@ TEST(BlockPoolDeathTest, BrokenContracts) {
   pool.AttachNode(page[0], NodeId{0});
   EXPECT_DEATH(pool.AttachNode(page[0], NodeId{1}), "check failed");
   EXPECT_DEATH(pool.Poison(page[0]), "check failed");
-  EXPECT_DEATH(pool.DropRequest(page[0], BlockId{2}), "check failed");  // 2 is not cached
+  EXPECT_DEATH(pool.DropRowRef(page[0], BlockId{2}), "check failed");  // 2 is not cached
 }
 
 }  // namespace

@@ -556,10 +556,10 @@ TEST_F(CacheGroupsIntegrityTest, ReportsWindowGroupWithMoreColumnsThanOthers) {
 
 TEST_F(CacheGroupsIntegrityTest, ReportsMorePublishedColumnsThanPages) {
   CacheManagerPeer::publication(*cache_, 0).num_published = 5;
-  ExpectReport("row 0 has published 5 columns of 4 in group 0");
+  ExpectReport("row 0 has 5 published columns, but only 4 columns in group 0");
   CacheManagerPeer::publication(*cache_, 1).num_published = 1;
   CacheManagerPeer::publication(*cache_, 0).num_published = 4;
-  ExpectReport("row 1 has published 1 columns of 0 in group 0");
+  ExpectReport("row 1 has 1 published columns, but only 0 columns in group 0");
 }
 
 TEST_F(CacheGroupsIntegrityTest, ReportsNodeWithAllPagesAfterNodeWithoutPages) {
@@ -593,7 +593,7 @@ TEST_F(WindowsIntegrityTest, ReportsRowOfAnotherScopeWithoutItsFirstPages) {
 TEST_F(WindowsIntegrityTest, ReportsPagesInOtherColumnsThanTheirNodes) {
   for (const std::size_t group : {0u, 1u}) {
     while (table(group).end_column(kC) < 4) table(group).Skip(kC);
-    while (table(group).first_column(kA) < 5) pool().DropRequest(table(group).PopFront(kA));
+    while (table(group).first_column(kA) < 5) pool().DropRowRef(table(group).PopFront(kA));
     table(group).Append(kC, table(group).PopFront(kA));
   }
   auto& copy = CacheManagerPeer::publication(*cache_, 2);
@@ -607,7 +607,7 @@ TEST_F(CacheGroupsIntegrityTest, ReportsNodeWithoutARequiredPage) {
   const NodeId node = pool().node(PageOf(kA, 1));
   pool().DetachNode(PageOf(kA, 1));
   PrefixCachePeer::page(prefixes(), node, 0) = kNullBlock;
-  ExpectReport("refers to page 0, which does not refer to it");
+  ExpectReport("refers to page 0, which does not refer to the node");
 }
 
 TEST_F(CacheGroupsIntegrityTest, ReportsPageThatItsNodeDoesNotName) {

@@ -31,9 +31,10 @@ TEST_F(CacheManagerIntegrityTest, ReportsNothingForAnIntactCache) {
 }
 
 TEST_F(CacheManagerIntegrityTest, ReportsWrongRequestCount) {
-  pool().AddRequest(PageOf(kA, 0));
+  pool().AddRowRef(PageOf(kA, 0));
   ExpectReport(
-      "counts 3 requests and 0 holds, but 2 columns and 0 copies and steps in flight reference it");
+      "counts 3 row references and 0 holds, but 2 columns and 0 copies and steps in flight "
+      "reference it");
 }
 
 TEST_F(CacheManagerIntegrityTest, ReportsWrongHoldCount) {
@@ -43,7 +44,7 @@ TEST_F(CacheManagerIntegrityTest, ReportsWrongHoldCount) {
 
 TEST_F(CacheManagerIntegrityTest, ReportsColumnWithoutReference) {
   table().Append(kC, PageOf(kA, 2));
-  ExpectReport("counts 1 requests and 0 holds, but 2 columns");
+  ExpectReport("counts 1 row references and 0 holds, but 2 columns");
 }
 
 TEST_F(CacheManagerIntegrityTest, ReportsPageOutOfRange) {
@@ -90,7 +91,8 @@ TEST_F(CacheManagerIntegrityTest, ReportsWrongPagesOfStepsInFlight) {
   cache_->PrepareStep(std::span(&step, 1));
   const BlockId page = PageOf(kA, 2);
   StepWorkPeer::in_flight(work())[0].pinned.push_back(page);
-  ExpectReport("counts 1 requests and 0 holds, but 1 columns and 1 copies and steps in flight");
+  ExpectReport(
+      "counts 1 row references and 0 holds, but 1 columns and 1 copies and steps in flight");
   StepWorkPeer::in_flight(work())[0].pinned.clear();
   pool().AddHold(PageOf(kA, 0));
   StepWorkPeer::in_flight(work())[0].copies.push_back({PageOf(kA, 0), BlockId{19}, 3});
@@ -110,9 +112,9 @@ TEST_F(CacheManagerIntegrityTest, ReportsProofOfAPageThatIsNotProven) {
 }
 
 TEST_F(CacheManagerIntegrityTest, ReportsErrorsOfItsComponents) {
-  BlockPoolPeer::page(pool(), 19).requests = 1;
+  BlockPoolPeer::page(pool(), 19).row_refs = 1;
   ExpectReport("page 19 is active but in the free list");
-  BlockPoolPeer::page(pool(), 19).requests = 0;
+  BlockPoolPeer::page(pool(), 19).row_refs = 0;
   LookupTablePeer::entry(table(), 5, 2) = 3;
   ExpectReport("row 5 column 2 holds page 3");
   LookupTablePeer::entry(table(), 5, 2) = 0;

@@ -499,14 +499,14 @@ TEST_F(CacheStatesTest, CheckIntegrityReportsBrokenInvariants) {
                 cache_->Free(kB);
                 StatePoolPeer::slot(pool(), pool().EvictionOrder()[0].value()).tokens = 2 * kP;
               }),
-              HasSubstr("ends after 48 tokens, its state after 32"));
+              HasSubstr("ends after 48 tokens, but its state after 32"));
   EXPECT_THAT(broken([&] { PrefixCachePeer::node(prefixes(*cache_), node()).state = kNullSlot; }),
               HasSubstr("nodes have 0 snapshots, the pool counts 1"));
   EXPECT_THAT(broken([&] {
                 const NodeId above = prefixes(*cache_).parent(node());
                 PrefixCachePeer::node(prefixes(*cache_), above).state = snapshot();
               }),
-              HasSubstr("which does not refer to it"));
+              HasSubstr("which does not refer to the node"));
   // I15
   EXPECT_THAT(broken([&] { Peer::state_out(states(), 0) = snapshot().value(); }),
               HasSubstr("which is frozen"));

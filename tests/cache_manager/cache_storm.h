@@ -584,11 +584,11 @@ class Storm {
     PrefixCache& prefixes = CacheManagerPeer::prefixes(*cache_);
     for (std::uint32_t page = 1; page < options_.geometry.num_blocks; ++page) {
       const NodeId node = pool.node(BlockId{page});
-      const bool is_used = node != kNoNode || pool.requests(BlockId{page}) > 0;
+      const bool is_used = node != kNoNode || pool.row_refs(BlockId{page}) > 0;
       if (!is_used || !IsProven(page)) continue;
       ++coverage_.proven;
       const std::uint32_t filled =
-          node == kNoNode ? kTestPageSize : PrefixCachePeer::node(prefixes, node).filled;
+          node == kNoNode ? kTestPageSize : PrefixCachePeer::node(prefixes, node).num_tokens;
       for (std::uint32_t at = 0; at < filled; ++at) {
         ASSERT_TRUE(is_read_[std::size_t{page} * kTestPageSize + at])
             << "page " << page << " is proven, no finite logits have read its row " << at;

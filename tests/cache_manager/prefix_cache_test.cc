@@ -42,7 +42,7 @@ class PrefixCacheTest : public ::testing::Test {
   }
   NodeId AddFirst(const Tokens& tokens) { return Add(cache_.AddRoot(kRoot), kRoot, tokens); }
   BlockId PageOf(NodeId node) const { return cache_.pages(node)[0]; }
-  void Drop(NodeId node) { cache_.DropRequest(PageOf(node)); }
+  void Drop(NodeId node) { cache_.DropRowRef(PageOf(node)); }
 
   PageHashFunction page_hash_;
   BlockPool pool_{16};
@@ -160,7 +160,7 @@ TEST_F(PrefixCacheTest, EvictsLeavesFirstForAnyOrderOfRelease) {
   const std::vector<BlockId> pages = {PageOf(first), PageOf(second), PageOf(third)};
   // In-transit pages may remain after the references to their parents are dropped.
   for (const BlockId page : pages) pool_.AddHold(page);
-  for (const BlockId page : pages) pool_.DropRequest(page);
+  for (const BlockId page : pages) pool_.DropRowRef(page);
   cache_.DropHold(pages[0]);
   cache_.DropHold(pages[2]);
   EXPECT_EQ(cache_.CheckIntegrity(), absl::OkStatus());
@@ -212,8 +212,8 @@ class PrefixCacheIntegrityTest : public ::testing::Test {
       second =
           cache.AddChild(first, HashPage(kKey, key, Count(4, 4)), Count(4, 4), Pages(pages[1]));
       tail = cache.AddPartialChild(first, Count(2), Pages(pages[2]));
-      pool.DropRequest(pages[1]);
-      pool.DropRequest(pages[2]);
+      pool.DropRowRef(pages[1]);
+      pool.DropRowRef(pages[2]);
     }
   };
   template <typename Breakage>
@@ -237,14 +237,14 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenNodes) {
               HasSubstr("is partial or was freed"));
   EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).parent = s.tail; }),
               HasSubstr("has a child whose parent is another"));
-  EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.tail).filled = 4; }),
+  EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.tail).num_tokens = 4; }),
               HasSubstr("filled with 4 tokens of 4"));
-  EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).filled = 3; }),
+  EXPECT_THAT(Broken([](Setup& s) { Peer::node(s.cache, s.second).num_tokens = 3; }),
               HasSubstr("filled with 3 tokens of 4"));
   EXPECT_THAT(Broken([](Setup& s) { ++Peer::token(s.cache, s.second, 2); }),
               HasSubstr("has a key that does not match its tokens"));
   EXPECT_THAT(Broken([](Setup& s) { s.pool.DetachNode(s.cache.pages(s.tail)[0]); }),
-              HasSubstr("which does not refer to it"));
+              HasSubstr("which does not refer to the node"));
 }
 
 TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
@@ -277,13 +277,13 @@ TEST_F(PrefixCacheIntegrityTest, ReportsBrokenIndexAndTree) {
 TEST_F(PrefixCacheIntegrityTest, ReportsAWrongEvictionOrder) {
   // The parent becomes the coldest page although second and tail are its children.
   EXPECT_THAT(Broken([](Setup& s) {
-                s.pool.DropRequest(s.cache.pages(s.first)[0], s.pool.EvictionOrder().front());
+                s.pool.DropRowRef(s.cache.pages(s.first)[0], s.pool.EvictionOrder().front());
               }),
               HasSubstr("would be evicted before page"));
   // The parent is released while a row still references its child.
   EXPECT_THAT(Broken([](Setup& s) {
-                s.pool.AddRequest(s.cache.pages(s.second)[0]);
-                s.pool.DropRequest(s.cache.pages(s.first)[0]);
+                s.pool.AddRowRef(s.cache.pages(s.second)[0]);
+                s.pool.DropRowRef(s.cache.pages(s.first)[0]);
               }),
               HasSubstr("would be evicted before page"));
 }
@@ -330,7 +330,7 @@ TEST(PrefixCacheBytesTest, BoundTheMemoryOfAFullPool) {
         for (std::uint64_t root = 1; root <= 2 * (num_blocks / num_groups); ++root) {
           QUIRE_CHECK(pool.Allocate(pages).ok() && cache.MakeRoom());
           cache.AddChild(cache.AddRoot({root, 1}), {root, 2}, tokens, pages);
-          for (const BlockId page : pages) cache.DropRequest(page);
+          for (const BlockId page : pages) cache.DropRowRef(page);
         }
         const auto held = static_cast<std::int64_t>(BytesAllocated() - before);
         const std::int64_t bound = PrefixCache::BytesFor(options, num_blocks);
