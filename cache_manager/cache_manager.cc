@@ -163,11 +163,11 @@ void CacheManager::Free(BatchRow row) {
 
 void CacheManager::FreeKeepingTail(BatchRow row, std::span<const std::int32_t> tokens,
                                    std::span<const PageKey> keys, std::uint32_t computed_tokens) {
-  const bool hands_over = has_states() && states_.CanHandOver(row, computed_tokens);
+  const bool publishes_state = has_states() && states_.CanPublishState(row, computed_tokens);
   const bool is_proven = proof_.proven_tokens(row) >= computed_tokens;
   const NodeId node = index_.PublishWithTail(row, tokens, keys, computed_tokens,
-                                             !has_states() || (hands_over && is_proven));
-  if (hands_over && node != kNoNode) states_.HandOver(row, node, is_proven);
+                                             !has_states() || (publishes_state && is_proven));
+  if (publishes_state && node != kNoNode) states_.PublishState(row, node, is_proven);
   Free(row);
 }
 

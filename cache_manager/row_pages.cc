@@ -18,7 +18,7 @@ RowPages::RowPages(const CacheLayout* layout, std::vector<LookupTable> tables, B
       tables_(std::move(tables)) {
   QUIRE_CHECK(tables_.size() == layout->num_groups());
   new_pages_.reserve(tables_.front().max_pages() * tables_.size());
-  scheduled_.reserve(max_rows());
+  scheduled_rows_.reserve(max_rows());
   for (const LookupTable& table : tables_) {
     inputs_.push_back({.lookup_table = table.pages(),
                        .cache_lengths = table.lengths(),
@@ -184,10 +184,10 @@ void RowPages::DropRowRef(BlockId page) {
 }
 
 std::span<const KvStepInputs> RowPages::FillStepInputs(std::span<const RowStep> rows) {
-  for (const BatchRow row : scheduled_) {
+  for (const BatchRow row : scheduled_rows_) {
     for (LookupTable& table : tables_) table.SetLength(row, 0);
   }
-  scheduled_.clear();
+  scheduled_rows_.clear();
   std::uint32_t max_seq_length = 0, max_cache_length = 0, max_history_length = 0;
   for (const RowStep& step : rows) {
     Schedule(step);
@@ -218,7 +218,7 @@ void RowPages::Schedule(const RowStep& step) {
     }
     table.SetLength(step.row, step.cache_length);
   }
-  scheduled_.push_back(step.row);
+  scheduled_rows_.push_back(step.row);
 }
 
 std::uint32_t RowPages::reserved_columns(BatchRow row) const {

@@ -18,7 +18,7 @@
 namespace quire::cache {
 
 // The pages of each batch row, in one lookup table per layer group, and the step arrays made from
-// them. Every entry of a table owns one request reference of its page.
+// them. Every entry of a table owns one row reference to its page.
 //
 // Place:      above BlockPool, PrefixCache and StepWork; below FiniteProof and PrefixIndex. Knows
 //             columns and pages, not tokens.
@@ -94,10 +94,10 @@ class RowPages {
   BlockPool* const pool_;
   PrefixCache* const prefixes_;
   StepWork* const step_work_;
-  std::vector<LookupTable> tables_;   // by group
-  std::vector<KvStepInputs> inputs_;  // by group
-  std::vector<BatchRow> scheduled_;   // rows whose length is set
-  std::vector<BlockId> new_pages_;    // scratch: pages allocated by the current call
+  std::vector<LookupTable> tables_;       // by group
+  std::vector<KvStepInputs> inputs_;      // by group
+  std::vector<BatchRow> scheduled_rows_;  // rows whose length is set
+  std::vector<BlockId> new_pages_;        // scratch: pages allocated by the current call
 };
 
 }  // namespace quire::cache

@@ -22,7 +22,7 @@ std::uint32_t MaxPathSnapshots(const CacheManagerOptions& options) {
 
 RowStates::RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes)
     : page_size_(options.geometry.page_size),
-      interval_(options.state_interval_tokens),
+      snapshot_interval_(options.state_interval_tokens),
       max_path_snapshots_(MaxPathSnapshots(options)),
       pool_(pool),
       prefixes_(prefixes) {
@@ -31,9 +31,9 @@ RowStates::RowStates(const CacheManagerOptions& options, StatePool* pool, Prefix
   for (auto* array : {&state_in_, &state_out_, &snapshot_at_, &snapshot_slot_}) {
     array->resize(options.max_rows);
   }
-  for (Row& row : rows_) row.tentative.reserve(8);
-  scheduled_.reserve(options.max_rows);
-  read_.reserve(options.max_rows);
+  for (Row& row : rows_) row.unproven_uses.reserve(8);
+  scheduled_rows_.reserve(options.max_rows);
+  read_slots_.reserve(options.max_rows);
   inputs_ = {.state_in = state_in_.data(),
              .state_out = state_out_.data(),
              .snapshot_at = snapshot_at_.data(),
@@ -97,12 +97,12 @@ void RowStates::Attach(BatchRow row, const PrefixMatch& match, std::uint32_t pro
   if (match.state != kNullSlot) {
     pool_->AddReader(match.state);
     entry.source = match.state;
-    entry.tentative.push_back({match.state, pool_->num_uses(match.state)});
+    entry.unproven_uses.push_back({match.state, pool_->num_uses(match.state)});
   }
   entry.own = TakeSlot();
   entry.tokens = match.num_tokens;
   entry.prompt_tokens = prompt_tokens;
-  entry.left_border = match.lost_tokens > 0 ? match.num_tokens + match.lost_tokens : 0;
+  entry.branch_position = match.lost_tokens > 0 ? match.num_tokens + match.lost_tokens : 0;
 }
 
 void RowStates::Reserve(BatchRow row) {
@@ -123,7 +123,7 @@ void RowStates::Fork(BatchRow parent, BatchRow child, std::uint32_t computed_tok
   to.source = from.source;
   to.tokens = computed_tokens;
   to.prompt_tokens = from.prompt_tokens;
-  to.tentative = from.tentative;
+  to.unproven_uses = from.unproven_uses;
 }
 
 void RowStates::Free(BatchRow row, bool is_in_flight) {
@@ -132,23 +132,23 @@ void RowStates::Free(BatchRow row, bool is_in_flight) {
   ReleaseSlot(std::exchange(entry.own, kNullSlot), is_in_flight);
   ReleaseSlot(std::exchange(entry.snapshot, kNullSlot), is_in_flight);
   if (entry.source != kNullSlot) pool_->DropReader(std::exchange(entry.source, kNullSlot));
-  entry.tokens = entry.prompt_tokens = entry.left_border = entry.snapshot_tokens = 0;
-  entry.tentative.clear();
+  entry.tokens = entry.prompt_tokens = entry.branch_position = entry.snapshot_tokens = 0;
+  entry.unproven_uses.clear();
 }
 
 bool RowStates::HasStateAfter(BatchRow row, std::uint32_t tokens) const {
   return is_enabled() && at(row).own != kNullSlot && at(row).tokens == tokens;
 }
 
-bool RowStates::CanHandOver(BatchRow row, std::uint32_t tokens) const {
+bool RowStates::CanPublishState(BatchRow row, std::uint32_t tokens) const {
   if (tokens == 0 || !HasStateAfter(row, tokens)) return false;
   const StateSlot source = at(row).source;
   return source == kNullSlot || pool_->node(source) == kNoNode;
 }
 
-void RowStates::HandOver(BatchRow row, NodeId node, bool is_proven) {
+void RowStates::PublishState(BatchRow row, NodeId node, bool is_proven) {
   Row& entry = at(row);
-  QUIRE_CHECK(CanHandOver(row, entry.tokens));
+  QUIRE_CHECK(CanPublishState(row, entry.tokens));
   if (prefixes_->state(node) != kNullSlot) return pool_->Touch(prefixes_->state(node));
   if (entry.source == kNullSlot) {
     pool_->Freeze(entry.own, entry.tokens);
@@ -169,14 +169,14 @@ void RowStates::PublishSnapshot(BatchRow row, NodeId node, bool is_proven) {
   if (is_proven) {
     pool_->SetProvenFinite(slot);
   } else {
-    writer.tentative.push_back({slot, pool_->num_uses(slot)});
+    writer.unproven_uses.push_back({slot, pool_->num_uses(slot)});
   }
   pool_->DropReader(slot);
 }
 
 void RowStates::SetProven(BatchRow row, std::uint32_t tokens) {
   if (!is_enabled()) return;
-  std::erase_if(at(row).tentative, [&](const SlotUse& use) {
+  std::erase_if(at(row).unproven_uses, [&](const SlotUse& use) {
     const bool is_same = pool_->num_uses(use.slot) == use.use;
     if (!is_same || pool_->state(use.slot) != SlotState::kFrozen) return true;
     if (pool_->tokens(use.slot) > tokens) return false;
@@ -185,7 +185,7 @@ void RowStates::SetProven(BatchRow row, std::uint32_t tokens) {
   });
 }
 
-std::uint32_t RowStates::LastBorder(const Row& row) const {
+std::uint32_t RowStates::LastReusablePosition(const Row& row) const {
   const std::uint32_t reusable = row.prompt_tokens - std::min(row.prompt_tokens, 1 + kSlackTokens);
   return reusable / page_size_ * page_size_;
 }
@@ -193,31 +193,33 @@ std::uint32_t RowStates::LastBorder(const Row& row) const {
 std::uint32_t RowStates::LimitChunk(BatchRow row, std::uint32_t tokens) const {
   if (!is_enabled()) return tokens;
   const Row& next = at(row);
-  const std::uint32_t last = LastBorder(next);
-  const bool has_both =
-      next.tokens < next.left_border && next.left_border < last && last <= next.tokens + tokens;
-  return has_both ? next.left_border - next.tokens : tokens;
+  const std::uint32_t last = LastReusablePosition(next);
+  const bool has_both = next.tokens < next.branch_position && next.branch_position < last &&
+                        last <= next.tokens + tokens;
+  return has_both ? next.branch_position - next.tokens : tokens;
 }
 
 // The position where the prompt diverged from published pages has priority, because other prompts
 // share the tokens before it. The second choice is the last page end that a repetition of the
 // prompt can use. The third is the last multiple of the interval before that page end, for prompts
 // that diverge from this prompt earlier.
-std::uint32_t RowStates::SnapshotBorder(const Row& row, std::uint32_t begin,
-                                        std::uint32_t end) const {
-  const auto is_inside = [&](std::uint32_t border) { return border > begin && border <= end; };
-  if (is_inside(row.left_border)) return row.left_border;
-  const std::uint32_t last = LastBorder(row);
+std::uint32_t RowStates::SnapshotPosition(const Row& row, std::uint32_t begin,
+                                          std::uint32_t end) const {
+  const auto is_inside = [&](std::uint32_t position) {
+    return position > begin && position <= end;
+  };
+  if (is_inside(row.branch_position)) return row.branch_position;
+  const std::uint32_t last = LastReusablePosition(row);
   if (is_inside(last)) return last;
-  if (interval_ == 0) return 0;
-  const std::uint32_t multiple = std::min(end, last) / interval_ * interval_;
+  if (snapshot_interval_ == 0) return 0;
+  const std::uint32_t multiple = std::min(end, last) / snapshot_interval_ * snapshot_interval_;
   return is_inside(multiple) ? multiple : 0;
 }
 
 void RowStates::PrepareStep(std::span<const RowStep> rows,
                             absl::FunctionRef<bool(BatchRow row)> may_publish) {
   if (!is_enabled()) return;
-  QUIRE_CHECK(scheduled_.empty() && read_.empty());
+  QUIRE_CHECK(scheduled_rows_.empty() && read_slots_.empty());
   for (const RowStep& step : rows) {
     Row& row = at(step.row);
     const std::uint32_t index = step.row.value();
@@ -225,34 +227,34 @@ void RowStates::PrepareStep(std::span<const RowStep> rows,
     ReleaseSlot(std::exchange(row.snapshot, kNullSlot), /*is_in_flight=*/false);
     row.snapshot_tokens = 0;
     const StateSlot source = std::exchange(row.source, kNullSlot);
-    if (source != kNullSlot) read_.push_back(source);
+    if (source != kNullSlot) read_slots_.push_back(source);
     if (row.tokens > 0) state_in_[index] = (source != kNullSlot ? source : row.own).value();
     state_out_[index] = row.own.value();
     row.tokens += step.new_tokens;
-    scheduled_.push_back(step.row);
+    scheduled_rows_.push_back(step.row);
   }
   for (const RowStep& step : rows) {
     Row& row = at(step.row);
-    const std::uint32_t border = SnapshotBorder(row, step.cache_length, row.tokens);
-    if (border == 0 || !may_publish(step.row)) continue;
+    const std::uint32_t position = SnapshotPosition(row, step.cache_length, row.tokens);
+    if (position == 0 || !may_publish(step.row)) continue;
     row.snapshot = pool_->Allocate();
     if (row.snapshot == kNullSlot) continue;
-    row.snapshot_tokens = border;
-    snapshot_at_[step.row.value()] = border;
+    row.snapshot_tokens = position;
+    snapshot_at_[step.row.value()] = position;
     snapshot_slot_[step.row.value()] = row.snapshot.value();
   }
 }
 
 void RowStates::CompleteStep() {
   if (!is_enabled()) return;
-  for (const StateSlot slot : read_) pool_->DropReader(slot);
-  read_.clear();
-  for (const BatchRow row : scheduled_) {
+  for (const StateSlot slot : read_slots_) pool_->DropReader(slot);
+  read_slots_.clear();
+  for (const BatchRow row : scheduled_rows_) {
     for (auto* array : {&state_in_, &state_out_, &snapshot_at_, &snapshot_slot_}) {
       (*array)[row.value()] = 0;
     }
   }
-  scheduled_.clear();
+  scheduled_rows_.clear();
   pool_->FreeQuarantined();
 }
 
@@ -283,7 +285,7 @@ absl::Status RowStates::CheckSlots() const {
                                               ", which has ", pool_->tokens(r.source)));
     }
   }
-  for (const StateSlot slot : read_) ++readers[slot.value()];
+  for (const StateSlot slot : read_slots_) ++readers[slot.value()];
   for (std::uint32_t slot = 1; slot < pool_->num_slots(); ++slot) {
     const std::uint32_t live = pool_->state(StateSlot{slot}) == SlotState::kLive ? 1 : 0;
     if (writers[slot] != live || readers[slot] != pool_->readers(StateSlot{slot})) {

@@ -23,7 +23,7 @@ namespace quire::cache {
 // row's own slot, so nothing is copied. A step may also write a snapshot of the state, which
 // becomes the state of a prefix node when the step has completed.
 //
-// A model without recurrent layers has no slots. The functions then do nothing, but HandOver,
+// A model without recurrent layers has no slots. The functions then do nothing, but PublishState,
 // snapshot_tokens and PublishSnapshot must not be called.
 //
 // Place:      above StatePool and PrefixCache, below CacheManager, beside RowPages. Knows slots,
@@ -68,14 +68,15 @@ class RowStates {
 
   // Releases all slots of the row. `is_in_flight`: a step in flight may still write them.
   void Free(BatchRow row, bool is_in_flight);
-  // True if the row's state follows exactly `tokens` tokens. The tokens of the step in flight
-  // count.
+  // True if the row's state follows exactly `tokens` tokens. The tokens of the step in flight count
+  // too.
   bool HasStateAfter(BatchRow row, std::uint32_t tokens) const;
-  // True if HandOver(row, node) can make the state after `tokens` tokens the snapshot of a node.
-  bool CanHandOver(BatchRow row, std::uint32_t tokens) const;
-  // Makes the row's state the snapshot of `node`, unless the node has one. REQUIRES: CanHandOver
-  // for the tokens of the node's history. The row is freed next.
-  void HandOver(BatchRow row, NodeId node, bool is_proven);
+  // True if PublishState(row, node) can make the state after `tokens` tokens the snapshot of a
+  // node.
+  bool CanPublishState(BatchRow row, std::uint32_t tokens) const;
+  // Makes the row's state the snapshot of `node`, unless the node has one. REQUIRES:
+  // CanPublishState for the tokens of the node's history. The row is freed next.
+  void PublishState(BatchRow row, NodeId node, bool is_proven);
 
   // Returns the number of tokens that precede the snapshot that the row's last step wrote, or 0 if
   // there is none. Such a snapshot has no node yet.
@@ -118,12 +119,12 @@ class RowStates {
     StateSlot source;          // read by the row's next step instead of `own`; may be shared
     std::uint32_t tokens = 0;  // tokens in the state, including those of the step in flight
     std::uint32_t prompt_tokens = 0;
-    // Number of leading tokens in published pages, if no usable snapshot follows the last of them.
-    // A snapshot at this position serves other prompts with the same beginning. 0: none.
-    std::uint32_t left_border = 0;
+    // Position, in tokens, where the prompt diverges from published pages, if it has no usable
+    // snapshot. A snapshot there serves other prompts with the same beginning. 0: none.
+    std::uint32_t branch_position = 0;
     StateSlot snapshot;  // written by the row's last step, has no node yet
     std::uint32_t snapshot_tokens = 0;
-    std::vector<SlotUse> tentative;  // read or written since the last finite logits
+    std::vector<SlotUse> unproven_uses;  // of slots read or written since the last finite logits
   };
 
   Row& at(BatchRow row);
@@ -134,23 +135,23 @@ class RowStates {
   void ReleaseSlot(StateSlot slot, bool is_in_flight);
   // Returns the last page end, in tokens, that a repetition of the row's prompt can use, or 0 if
   // there is none.
-  std::uint32_t LastBorder(const Row& row) const;
+  std::uint32_t LastReusablePosition(const Row& row) const;
   // Returns the position, in tokens, at which a step over [begin, end) writes a snapshot; 0 if
   // none.
-  std::uint32_t SnapshotBorder(const Row& row, std::uint32_t begin, std::uint32_t end) const;
+  std::uint32_t SnapshotPosition(const Row& row, std::uint32_t begin, std::uint32_t end) const;
   absl::Status CheckSlots() const;
   absl::Status CheckStep() const;
 
   const std::uint32_t page_size_;
-  const std::uint32_t interval_;
+  const std::uint32_t snapshot_interval_;
   const std::uint32_t max_path_snapshots_;
   StatePool* const pool_;
   PrefixCache* const prefixes_;
   std::vector<Row> rows_;
   std::vector<std::uint32_t> state_in_, state_out_, snapshot_at_, snapshot_slot_;  // by row
   StateStepInputs inputs_;
-  std::vector<BatchRow> scheduled_;  // rows of the step in flight
-  std::vector<StateSlot> read_;      // sources that the step in flight reads
+  std::vector<BatchRow> scheduled_rows_;  // rows of the step in flight
+  std::vector<StateSlot> read_slots_;     // sources that the step in flight reads
 };
 
 }  // namespace quire::cache

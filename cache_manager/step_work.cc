@@ -42,7 +42,7 @@ bool StepWork::IsCopyTarget(BlockId page) const {
 std::vector<PageCopy> StepWork::TakeCopies() {
   std::vector<PageCopy> copies = queued_copies_;
   queued_copies_.clear();
-  taken_.copies.insert(taken_.copies.end(), copies.begin(), copies.end());
+  next_step_.copies.insert(next_step_.copies.end(), copies.begin(), copies.end());
   return copies;
 }
 
@@ -52,13 +52,13 @@ std::vector<BlockId> StepWork::TakeClears() {
   std::vector<BlockId> clears(all.begin() + static_cast<std::ptrdiff_t>(num_pages_being_cleared_),
                               all.end());
   num_pages_being_cleared_ = all.size();
-  taken_.clears.insert(taken_.clears.end(), clears.begin(), clears.end());
+  next_step_.clears.insert(next_step_.clears.end(), clears.begin(), clears.end());
   return clears;
 }
 
 void StepWork::Start() {
   ++num_started_;
-  in_flight_.push_back(std::exchange(taken_, {}));
+  in_flight_.push_back(std::exchange(next_step_, {}));
 }
 
 void StepWork::AddRow(BatchRow row) {
@@ -77,9 +77,9 @@ void StepWork::Complete(bool is_poisoned) {
     in_flight_.erase(in_flight_.begin());
     Release(step);
   }
-  // A caller that runs one step at a time may take work after Start. That work is then in taken_
-  // and is also complete.
-  if (in_flight_.empty()) Release(taken_);
+  // A caller that runs one step at a time may take work after Start. That work is then in
+  // next_step_ and is also complete.
+  if (in_flight_.empty()) Release(next_step_);
 }
 
 void StepWork::Pin(BlockId page) {
@@ -137,7 +137,7 @@ void StepWork::CountHolds(std::span<std::uint32_t> holds) const {
     for (const PageCopy& copy : step.copies) ++holds[copy.source.value()];
     for (const BlockId page : step.pinned) ++holds[page.value()];
   };
-  count(taken_);
+  count(next_step_);
   for (const Step& step : in_flight_) count(step);
 }
 
@@ -151,7 +151,7 @@ absl::Status StepWork::CheckIntegrity() const {
                                               " was freed while a step in flight copies into it"));
     }
   }
-  clears.insert(clears.end(), taken_.clears.begin(), taken_.clears.end());
+  clears.insert(clears.end(), next_step_.clears.begin(), next_step_.clears.end());
   const std::vector<BlockId> quarantined = pool_->quarantined_pages();
   if (clears.size() != num_pages_being_cleared_ || clears.size() > quarantined.size() ||
       !std::equal(clears.begin(), clears.end(), quarantined.begin())) {

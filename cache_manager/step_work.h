@@ -107,7 +107,7 @@ class StepWork {
   BlockPool* const pool_;
   PrefixCache* const prefixes_;
   std::vector<PageCopy> queued_copies_;
-  Step taken_;                               // work of the step that starts next
+  Step next_step_;                           // taken work, for the step that starts next
   std::vector<Step> in_flight_;              // oldest first
   std::size_t num_pages_being_cleared_ = 0;  // the first of the quarantined pages
   std::uint64_t num_started_ = 0;            // number of steps started

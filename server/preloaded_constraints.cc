@@ -85,7 +85,7 @@ absl::Status PreloadConstraints(std::span<const engine::ConstraintSpec> specs,
     const std::int64_t more = (*result)->MemoryBytes();
     if (compiled.insert(*std::move(result)).second) bytes += more;
   }
-  if (const auto kept = static_cast<std::size_t>(compiler->GetCounts().cached);
+  if (const auto kept = static_cast<std::size_t>(compiler->GetCounts().cached_constraints);
       kept < compiled.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "structured.preload: the ", compiled.size(), " compiled constraints have ", bytes,

@@ -1,7 +1,7 @@
 #pragma once
 
-// All layers of one layer group: the 6-D pool and the step inputs. A kernel launch gets the view of
-// one layer's K or V from it.
+// A collection describes all layers of one layer group: the 6-D pool and the step inputs. A kernel
+// launch gets the view of one layer's K or V from the collection.
 //
 // Place:      between the cache manager, which owns pool and step arrays, and the kernels.
 // Invariants: Create has checked geometry, limits, alignment and the shape of the step inputs, so
@@ -64,7 +64,7 @@ inline absl::Status CheckPointer(absl::string_view name, const void* pointer,
   return absl::OkStatus();
 }
 
-// Checks that a geometry has the types and extents of a cache type. Both collections use it.
+// Checks that a geometry has the types and extents of a cache type, paged or continuous.
 template <typename Cache>
 absl::Status CheckGeometryType(const KvGeometry& geometry) {
   using Params = typename Cache::Params;
@@ -84,7 +84,7 @@ absl::Status CheckGeometryType(const KvGeometry& geometry) {
   return CheckExtent("granularity", Cache::kGranularity, geometry.granularity);
 }
 
-// Checks the step inputs that both collections use in the same way.
+// Checks the step inputs that paged and continuous collections use in the same way.
 inline absl::Status CheckStepInputs(const KvStepInputs& inputs) {
   if (inputs.max_rows == 0) return absl::InvalidArgumentError("max_rows is 0");
   return CheckPointer("cache_lengths", inputs.cache_lengths, alignof(std::uint32_t));

@@ -150,7 +150,7 @@ inline absl::Status KvGeometry::ValidateExtents() const {
   }
   if (kv_dim == 1 && num_heads != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("num_heads is ", num_heads, ", an MLA cache has 1"));
+        absl::StrCat("num_heads is ", num_heads, ", it must be 1 for MLA"));
   }
   const struct {
     const char* name;
@@ -178,15 +178,15 @@ inline absl::Status KvGeometry::ValidateTypes() const {
   if (!quantized()) {
     if (granularity == 1) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("granularity is ", granularity, ", a cache without scales has 1"));
+        absl::StrCat("granularity is ", granularity, ", it must be 1 without scales"));
   }
   if (scale_dtype != DType::kF32) {
     return absl::InvalidArgumentError(
-        absl::StrCat("scale dtype is ", DTypeName(scale_dtype), ", scales are f32"));
+        absl::StrCat("scale dtype is ", DTypeName(scale_dtype), ", it must be f32"));
   }
   if (!one_byte) {
     return absl::InvalidArgumentError(absl::StrCat("kv cache dtype is ", DTypeName(dtype),
-                                                   ", only fp8_e4m3 and int8 have scales"));
+                                                   ", with scales it must be fp8_e4m3 or int8"));
   }
   if (granularity != head_size && (granularity == 0 || granularity % 16 != 0)) {
     return absl::InvalidArgumentError(absl::StrCat("granularity is ", granularity,

@@ -35,7 +35,7 @@ TmaPlan StartPlan(absl::string_view builder, std::int32_t capability, const TmaS
   return plan;
 }
 
-absl::StatusOr<TmaPlan> Checked(TmaPlan plan) {
+absl::StatusOr<TmaPlan> CheckedPlan(TmaPlan plan) {
   QUIRE_RETURN_IF_ERROR(CheckTmaPlan(plan));
   return plan;
 }
@@ -92,7 +92,7 @@ absl::StatusOr<TmaPlan> FoldedTile(TmaPlan plan, const TmaSource& source, const 
     plan.strides = {row, unit * e, 8 * row, head};
     plan.box = {unit, 8, chunks, box_rows / 8, 1};
   }
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 // A cache must have one scale per row. The scales of a tensor are a flat list, which must fill
@@ -105,7 +105,7 @@ absl::Status CheckScales(absl::string_view builder, const TmaSource& source) {
   }
   if (!source.scales_are_paged && source.num_scales % kScaleAlignment != 0) {
     return Refuse(builder, source.name, " has ", source.num_scales,
-                  " scales, it must be a multiple of ", kScaleAlignment);
+                  " scales, the number must be a multiple of ", kScaleAlignment);
   }
   return absl::OkStatus();
 }
@@ -140,7 +140,7 @@ absl::StatusOr<TmaPlan> GatherPlan(TmaPlan plan, std::uint64_t extent, std::uint
   plan.strides = {row_bytes};
   plan.box = {box, 1};
   plan.tile = {height, 1, (width + box - 1) / box * box};
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 }  // namespace
@@ -167,7 +167,7 @@ absl::StatusOr<TmaPlan> PlanTmaTile(const TmaSource& source, const TmaTileSpec& 
   plan.extents = {source.content_size, source.num_heads, Unsigned(source.num_rows)};
   plan.strides = {std::uint64_t{source.head_size} * e, Unsigned(source.row_bytes())};
   plan.box = {TmaUnit(e, spec.swizzle), 1, TmaBoxRows(spec.tile_rows, source.page_size)};
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileSpec& spec) {
@@ -187,7 +187,7 @@ absl::StatusOr<TmaPlan> PlanPagedTmaTile(const TmaSource& source, const TmaTileS
   plan.extents = {source.content_size, source.num_heads, source.page_size, source.num_pages};
   plan.strides = {std::uint64_t{source.head_size} * e, row, source.rows_per_page * row};
   plan.box = {TmaUnit(e, spec.swizzle), 1, TmaBoxRows(spec.tile_rows, source.page_size), 1};
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedTmaTileSpec& spec) {
@@ -211,7 +211,7 @@ absl::StatusOr<TmaPlan> PlanRaggedTmaTile(const TmaSource& source, const RaggedT
                   source.num_heads * Unsigned(source.num_rows + 1)};
   plan.strides = {Unsigned(source.row_bytes()), std::uint64_t{source.head_size} * e};
   plan.box = {TmaUnit(e, spec.swizzle), spec.tile_rows, 1};
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanGather4TmaTile(const TmaSource& source,
@@ -251,7 +251,7 @@ absl::StatusOr<TmaPlan> PlanRopeTmaTile(const TmaSource& source, const RopeTmaTi
   plan.extents = {spec.tile_columns, 1, Unsigned(source.num_rows)};
   plan.strides = {row, row};
   plan.box = {unit, 1, TmaBoxRows(spec.tile_rows, source.page_size)};
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 absl::StatusOr<TmaPlan> PlanRopeGather4TmaTile(const TmaSource& source,
@@ -282,7 +282,7 @@ absl::StatusOr<TmaPlan> PlanScaleTmaTile(const TmaSource& source, const ScaleTma
   plan.extents = {Unsigned(source.num_scales)};
   plan.box = {window};
   plan.tile = {window, 1, 1};
-  return Checked(plan);
+  return CheckedPlan(plan);
 }
 
 absl::Status CheckTmaDevice(const Device& device, const TmaPlan& plan) {
@@ -291,8 +291,9 @@ absl::Status CheckTmaDevice(const Device& device, const TmaPlan& plan) {
   }
   return absl::FailedPreconditionError(absl::StrCat(
       plan.builder, " needs a GPU of compute capability ", Capability(plan.compute_capability),
-      ", the device is ", device.name,
-      device.is_cpu() ? "" : absl::StrCat(" of ", Capability(device.compute_capability))));
+      ", but the device is ", device.name,
+      device.is_cpu() ? ""
+                      : absl::StrCat(" of capability ", Capability(device.compute_capability))));
 }
 
 absl::Status CheckTmaPlan(const TmaPlan& plan) {

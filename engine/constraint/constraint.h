@@ -103,7 +103,7 @@ constexpr std::uint32_t MaskWords(std::uint32_t vocab_size) {
 // Summary of a mask. If only may_end is set, the choice ends without another token. If neither is
 // set, no token is allowed. This only happens if the vocabulary cannot spell any continuation.
 struct MaskSummary {
-  bool may_end = false;       // the text so far is in the language
+  bool may_end = false;       // the text so far is complete
   bool may_continue = false;  // a token that is not an end token is allowed
 };
 

@@ -66,8 +66,8 @@ std::string WithoutJsonSpace(absl::string_view text) {
   return out;
 }
 
-// Returns the cache key of the spec. Specs of different languages have different keys. Every string
-// is preceded by its length.
+// Returns the cache key of the spec. Specs that allow different outputs have different keys. Every
+// string is preceded by its length.
 std::string KeyOf(const ConstraintSpec& spec) {
   std::string key =
       absl::StrCat(static_cast<int>(spec.kind), " ", static_cast<int>(spec.whitespace), " ",
@@ -117,18 +117,18 @@ class ConstraintCompiler::Impl {
   }
 
   ~Impl() {
-    std::vector<Done> refused;
+    std::vector<Done> rejected;
     {
       MutexLock lock(&mutex_);
-      stopping_ = true;
+      is_stopping_ = true;
       for (auto& [key, job] : jobs_) {
-        TakeWaiters(*job, &refused);
+        TakeWaiters(*job, &rejected);
         job->stop.request_stop();
       }
-      waiting_.clear();
-      work_.NotifyAll();
+      waiting_jobs_.clear();
+      job_added_.NotifyAll();
     }
-    for (Done& done : refused) {
+    for (Done& done : rejected) {
       done(WithReason(absl::UnavailableError("the server is shutting down"),
                       Reason::kServerShutdown));
     }
@@ -161,7 +161,7 @@ class ConstraintCompiler::Impl {
   // Runs the job's build and passes the result to its waiters.
   void RunJob(const std::shared_ptr<Job>& job);
   void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Keep(std::string key, std::shared_ptr<const CompiledConstraint> constraint)
+  void AddToCache(std::string key, std::shared_ptr<const CompiledConstraint> constraint)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the result if nothing has to be built: a cached constraint, or an error if the spec is
@@ -176,15 +176,16 @@ class ConstraintCompiler::Impl {
   probe::Gauge cache_bytes_;
 
   mutable Mutex mutex_;
-  CondVar work_;
+  CondVar job_added_;
   ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<std::shared_ptr<Job>> waiting_ ABSL_GUARDED_BY(mutex_);
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<std::shared_ptr<Job>> waiting_jobs_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
   Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // most recently used first
-  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cached_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cache_index_
+      ABSL_GUARDED_BY(mutex_);
   std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::thread> workers_;
 };
@@ -209,7 +210,7 @@ std::optional<Result> ConstraintCompiler::Impl::Answer(const ConstraintSpec& spe
                          absl::StrCat("constraint has ", bytes, " bytes, the limit is ",
                                       options_.max_schema_bytes, " (structured.max_schema_bytes)"));
   }
-  if (const auto found = cached_.find(key); found != cached_.end()) {
+  if (const auto found = cache_index_.find(key); found != cache_index_.end()) {
     cache_.splice(cache_.begin(), cache_, found->second);
     hits_.Increment();
     return found->second->constraint;
@@ -223,21 +224,21 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
   {
     MutexLock lock(&mutex_);
     answer = Answer(spec, key);
-    if (!answer && stopping_) {
+    if (!answer && is_stopping_) {
       answer = WithReason(absl::UnavailableError("the server is shutting down"),
                           Reason::kServerShutdown);
     }
     auto found = jobs_.find(key);
     if (!answer && found == jobs_.end()) {
-      if (waiting_.size() >= static_cast<std::size_t>(options_.max_waiting)) {
-        answer =
-            TooManyBuildsError(absl::StrCat(waiting_.size(), " builds already wait; retry later"));
+      if (waiting_jobs_.size() >= static_cast<std::size_t>(options_.max_waiting_builds)) {
+        answer = TooManyBuildsError(
+            absl::StrCat(waiting_jobs_.size(), " builds are already waiting; retry later"));
       } else {
         auto job = std::make_shared<Job>(
             Job{.key = key, .spec = std::move(spec), .stop = {}, .waiters = {}});
         found = jobs_.emplace(std::move(key), job).first;
-        waiting_.push_back(std::move(job));
-        work_.NotifyOne();
+        waiting_jobs_.push_back(std::move(job));
+        job_added_.NotifyOne();
       }
     }
     if (!answer) {
@@ -264,7 +265,7 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
   job.waiters.erase(waiter);
   // A running build completes, so that the cache has its constraint when the client retries.
   if (job.waiters.empty() && !job.is_running) {
-    std::erase_if(waiting_, [&](const auto& other) { return other.get() == &job; });
+    std::erase_if(waiting_jobs_, [&](const auto& other) { return other.get() == &job; });
     jobs_.erase(jobs_.find(job.key));
   }
   return true;
@@ -278,10 +279,10 @@ void ConstraintCompiler::Impl::Work() {
     std::shared_ptr<Job> job;
     {
       MutexLock lock(&mutex_);
-      while (waiting_.empty() && !stopping_) work_.Wait(&mutex_);
-      if (stopping_) return;
-      job = std::move(waiting_.front());
-      waiting_.pop_front();
+      while (waiting_jobs_.empty() && !is_stopping_) job_added_.Wait(&mutex_);
+      if (is_stopping_) return;
+      job = std::move(waiting_jobs_.front());
+      waiting_jobs_.pop_front();
       job->is_running = true;
     }
     RunJob(job);
@@ -304,8 +305,8 @@ void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
     TakeWaiters(*job, &waiters);
     jobs_.erase(job->key);
     if (result.ok()) {
-      Keep(job->key, *result);
-    } else if (!stopping_) {
+      AddToCache(job->key, *result);
+    } else if (!is_stopping_) {
       errors_.Increment();
     }
   }
@@ -320,12 +321,12 @@ void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
   job.waiters.clear();
 }
 
-void ConstraintCompiler::Impl::Keep(std::string key,
-                                    std::shared_ptr<const CompiledConstraint> constraint) {
+void ConstraintCompiler::Impl::AddToCache(std::string key,
+                                          std::shared_ptr<const CompiledConstraint> constraint) {
   const std::int64_t bytes =
       static_cast<std::int64_t>(2 * key.size() + sizeof(Cached)) + constraint->MemoryBytes();
   cache_.push_front(Cached{.key = key, .constraint = std::move(constraint), .bytes = bytes});
-  QUIRE_CHECK(cached_.emplace(std::move(key), cache_.begin()).second);
+  QUIRE_CHECK(cache_index_.emplace(std::move(key), cache_.begin()).second);
   cached_bytes_ += bytes;
   Evict();
 }
@@ -333,7 +334,7 @@ void ConstraintCompiler::Impl::Keep(std::string key,
 void ConstraintCompiler::Impl::Evict() {
   while (cached_bytes_ > options_.cache_bytes) {
     cached_bytes_ -= cache_.back().bytes;
-    cached_.erase(cache_.back().key);
+    cache_index_.erase(cache_.back().key);
     cache_.pop_back();
   }
   cache_bytes_.Set(static_cast<double>(cached_bytes_));
@@ -350,9 +351,9 @@ ConstraintCounts ConstraintCompiler::Impl::GetCounts() const {
   return {.hits = static_cast<std::int64_t>(hits_.value()),
           .misses = static_cast<std::int64_t>(misses_.value()),
           .errors = static_cast<std::int64_t>(errors_.value()),
-          .waiting = static_cast<std::int64_t>(waiting_.size()),
+          .waiting_builds = static_cast<std::int64_t>(waiting_jobs_.size()),
           .cached_bytes = cached_bytes_,
-          .cached = static_cast<std::int64_t>(cache_.size())};
+          .cached_constraints = static_cast<std::int64_t>(cache_.size())};
 }
 
 absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
@@ -360,12 +361,13 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
   std::int64_t bytes = 0;
   for (const Cached& entry : cache_) {
     bytes += entry.bytes;
-    const auto found = cached_.find(entry.key);
-    if (found == cached_.end() || &*found->second != &entry) {
+    const auto found = cache_index_.find(entry.key);
+    if (found == cache_index_.end() || &*found->second != &entry) {
       return absl::InternalError("a cached constraint is not indexed under its key");
     }
   }
-  if (bytes != cached_bytes_ || cache_.size() != cached_.size() || bytes > options_.cache_bytes) {
+  if (bytes != cached_bytes_ || cache_.size() != cache_index_.size() ||
+      bytes > options_.cache_bytes) {
     return absl::InternalError(absl::StrCat("cached constraints have ", bytes,
                                             " bytes, cached_bytes_ is ", cached_bytes_));
   }
@@ -373,7 +375,7 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
   for (const auto& [key, job] : jobs_) {
     waiting += !job->is_running;
     waiters += job->waiters.size();
-    if (key != job->key || cached_.contains(key)) {
+    if (key != job->key || cache_index_.contains(key)) {
       return absl::InternalError("a build is indexed under a wrong key or is also cached");
     }
     for (const auto& [ticket, done] : job->waiters) {
@@ -383,7 +385,7 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
       }
     }
   }
-  if (waiters != tickets_.size() || waiting != waiting_.size()) {
+  if (waiters != tickets_.size() || waiting != waiting_jobs_.size()) {
     return absl::InternalError("the number of tickets or waiting builds is wrong");
   }
   return absl::OkStatus();

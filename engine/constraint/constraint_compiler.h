@@ -38,15 +38,15 @@ struct HotConstraintOptions {
 
 struct ConstraintOptions : HotConstraintOptions {
   std::int32_t compile_threads = 2;
-  std::int32_t max_waiting = 1024;  // builds waiting for a thread
+  std::int32_t max_waiting_builds = 1024;  // builds that wait for a thread
 };
 
 struct ConstraintCounts {
   // Calls of Compile for a cached constraint (hits), calls that wait for a build (misses), and
   // failed builds and specs that are too large (errors).
   std::int64_t hits = 0, misses = 0, errors = 0;
-  std::int64_t waiting = 0;  // builds waiting for a thread
-  std::int64_t cached_bytes = 0, cached = 0;
+  std::int64_t waiting_builds = 0;  // builds that wait for a thread
+  std::int64_t cached_bytes = 0, cached_constraints = 0;
 };
 
 class ConstraintCompiler {

@@ -26,7 +26,7 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-absl::Status Bad(ConstraintKind kind, absl::string_view why) {
+absl::Status BadSpec(ConstraintKind kind, absl::string_view why) {
   return BadConstraint("compile", absl::StrCat("constraint.", ConstraintKindName(kind), ": ", why));
 }
 
@@ -56,32 +56,32 @@ absl::StatusOr<Expression> WriteSchemaText(absl::string_view text, const Constra
 absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) {
   std::vector<Expression> options;
   if (choices.empty() || choices.size() > kMaxChoices) {
-    return Bad(ConstraintKind::kChoice,
-               absl::StrCat("has ", choices.size(), " values, 1 to ", kMaxChoices, " are allowed"));
+    return BadSpec(ConstraintKind::kChoice, absl::StrCat("has ", choices.size(), " values, 1 to ",
+                                                         kMaxChoices, " are allowed"));
   }
   for (std::size_t i = 0; i < choices.size(); ++i) {
     const std::string& choice = choices[i];
     if (choice.empty() || choice.size() > kMaxChoiceBytes) {
-      return Bad(ConstraintKind::kChoice,
-                 absl::StrCat("values[", i, "] has ", choice.size(), " bytes, 1 to ",
-                              kMaxChoiceBytes, " are allowed"));
+      return BadSpec(ConstraintKind::kChoice,
+                     absl::StrCat("values[", i, "] has ", choice.size(), " bytes, 1 to ",
+                                  kMaxChoiceBytes, " are allowed"));
     }
     if (FirstInvalidUtf8(choice)) {
-      return Bad(ConstraintKind::kChoice, absl::StrCat("values[", i, "] is not UTF-8"));
+      return BadSpec(ConstraintKind::kChoice, absl::StrCat("values[", i, "] is not UTF-8"));
     }
     options.push_back(GrammarText::Literal(choice));
   }
   return GrammarText::Choice(options);
 }
 
-// Writes a spec without tags. If the spec belongs to a tag, `field` is the request field that
-// contains its schema, and otherwise it is empty.
+// Writes a spec that has no tags. If the spec is the content of a tag, `field` is the request field
+// that contains the schema. Otherwise `field` is empty.
 absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
                                           GrammarText* grammar,
                                           std::vector<std::string>* unenforced) {
   const auto with_kind = [&](absl::StatusOr<Expression> written) -> absl::StatusOr<Expression> {
     if (written.ok()) return written;
-    return Bad(spec.kind, written.status().message());
+    return BadSpec(spec.kind, written.status().message());
   };
   switch (spec.kind) {
     case ConstraintKind::kJsonSchema:
@@ -90,7 +90,7 @@ absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::stri
       return WriteSchemaText(R"({"type": "object"})", spec, field, grammar, unenforced);
     case ConstraintKind::kRegex: {
       auto regex = ParseRegex(spec.text, RegexMeaning::kWhole);
-      if (!regex.ok()) return Bad(spec.kind, regex.status().message());
+      if (!regex.ok()) return BadSpec(spec.kind, regex.status().message());
       return WriteRegex(*regex, Spelling::kPlain, grammar);
     }
     case ConstraintKind::kGrammar:
@@ -101,7 +101,7 @@ absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::stri
     case ConstraintKind::kToolCalls:
       break;
   }
-  return Bad(spec.kind, "tags cannot be nested");
+  return BadSpec(spec.kind, "tags cannot be nested");
 }
 
 // Adds to the status the request field that contains the content of the tag.
@@ -163,7 +163,9 @@ absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const Const
   auto arguments = WritePythonArguments(*document, spec.whitespace, grammar);
   if (arguments) return *std::move(arguments);
   return SchemaRefused(
-      {{.pointer = "", .keyword = "", .text = "no allowed object has only declared names"}});
+      {{.pointer = "",
+        .keyword = "",
+        .text = "every allowed object has a name that the schema does not declare"}});
 }
 
 absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const ConstraintTag& tag,
@@ -215,13 +217,13 @@ absl::StatusOr<ConstraintGrammar> WriteConstraint(const ConstraintSpec& spec,
   std::size_t bytes = 0;
   for (const std::string& keyword : unenforced) bytes += keyword.size();
   if (unenforced.size() > kMaxUnenforcedKeywords || bytes > kMaxUnenforcedBytes) {
-    return Bad(spec.kind, absl::StrCat(unenforced.size(), " keywords of ", bytes,
-                                       " bytes cannot be enforced, the limits are ",
-                                       kMaxUnenforcedKeywords, " and ", kMaxUnenforcedBytes));
+    return BadSpec(spec.kind, absl::StrCat(unenforced.size(), " keywords of ", bytes,
+                                           " bytes cannot be enforced, the limits are ",
+                                           kMaxUnenforcedKeywords, " and ", kMaxUnenforcedBytes));
   }
   if (spec.starts_after_reasoning) root = WriteAfterReasoning(spec, special, root, &grammar);
   auto text = grammar.Finish(root);
-  if (!text.ok()) return Bad(spec.kind, text.status().message());
+  if (!text.ok()) return BadSpec(spec.kind, text.status().message());
   return ConstraintGrammar{.text = *std::move(text), .unenforced = std::move(unenforced)};
 }
 

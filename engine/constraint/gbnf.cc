@@ -29,13 +29,13 @@ class GbnfParser {
   GbnfParser(absl::string_view text, GrammarText* grammar) : text_(text), grammar_(*grammar) {}
 
   absl::StatusOr<Expression> Parse() {
-    SkipSpace(/*lines=*/true);
+    SkipSpace(/*newlines=*/true);
     while (!AtEnd()) {
       QUIRE_RETURN_IF_ERROR(ParseRule());
       if (num_names_ > kMaxGbnfRules) {
         return Error(absl::StrCat("the grammar has more than ", kMaxGbnfRules, " rules"));
       }
-      SkipSpace(/*lines=*/true);
+      SkipSpace(/*newlines=*/true);
     }
     for (const auto& [name, rule] : rules_) {
       if (!rule.defined)
@@ -57,12 +57,12 @@ class GbnfParser {
     GrammarText::Rule id = 0;
     bool defined = false;
     std::size_t seen_at = 0;
-    std::vector<std::set<std::string>> ways;  // for each alternative, the rules that it needs
+    std::vector<std::set<std::string>> alternatives;  // the rules that each needs
   };
 
   bool AtEnd() const { return at_ >= text_.size(); }
-  char Peek(std::size_t ahead = 0) const {
-    return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
+  char Peek(std::size_t offset = 0) const {
+    return at_ + offset < text_.size() ? text_[at_ + offset] : '\0';
   }
   bool Take(absl::string_view word) {
     if (!absl::StartsWith(text_.substr(at_), word)) return false;
@@ -79,13 +79,13 @@ class GbnfParser {
     return absl::InvalidArgumentError(absl::StrCat("line ", line, ", column ", column, ": ", what));
   }
 
-  // Skips spaces and comments. Without `lines`, a newline is not skipped.
-  void SkipSpace(bool lines) {
+  // Skips spaces and comments. Skips newlines only if `newlines` is true.
+  void SkipSpace(bool newlines) {
     while (!AtEnd()) {
       const char c = Peek();
       if (c == '#') {
         while (!AtEnd() && Peek() != '\n') ++at_;
-      } else if (c == ' ' || c == '\t' || c == '\r' || (lines && c == '\n')) {
+      } else if (c == ' ' || c == '\t' || c == '\r' || (newlines && c == '\n')) {
         ++at_;
       } else {
         return;
@@ -103,7 +103,7 @@ class GbnfParser {
   Rule& RuleNamed(const std::string& name, std::size_t at) {
     const auto [entry, added] = rules_.try_emplace(name);
     if (added) {
-      entry->second = {.id = grammar_.Reserve(), .seen_at = at, .ways = {}};
+      entry->second = {.id = grammar_.Reserve(), .seen_at = at, .alternatives = {}};
       ++num_names_;
     }
     return entry->second;
@@ -114,7 +114,7 @@ class GbnfParser {
     const std::size_t start = at_;
     while (!AtEnd() && IsNameChar(static_cast<unsigned char>(Peek()))) ++at_;
     const bool has_name = at_ > start;
-    SkipSpace(/*lines=*/false);
+    SkipSpace(/*newlines=*/false);
     const bool is_rule = has_name && absl::StartsWith(text_.substr(at_), "::=");
     at_ = start;
     return is_rule;
@@ -123,22 +123,23 @@ class GbnfParser {
   absl::Status ParseRule() {
     const std::size_t start = at_;
     QUIRE_ASSIGN_OR_RETURN(const std::string name, ParseName());
-    SkipSpace(/*lines=*/false);
+    SkipSpace(/*newlines=*/false);
     if (!Take("::=")) return Error("expected \"::=\"");
     if (RuleNamed(name, start).defined) {
       return ErrorAt(start, absl::StrCat("there is a second rule \"", name, "\""));
     }
     RuleNamed(name, start).defined = true;
-    std::vector<std::set<std::string>> ways;
-    QUIRE_ASSIGN_OR_RETURN(const Expression body, ParseChoice(0, &ways));
+    std::vector<std::set<std::string>> alternatives;
+    QUIRE_ASSIGN_OR_RETURN(const Expression body, ParseChoice(0, &alternatives));
     Rule& rule = RuleNamed(name, start);
-    rule.ways = std::move(ways);
+    rule.alternatives = std::move(alternatives);
     grammar_.Define(rule.id, body);
     if (!AtEnd() && !AtRule()) return Error("unexpected character");
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Expression> ParseChoice(int depth, std::vector<std::set<std::string>>* ways) {
+  absl::StatusOr<Expression> ParseChoice(int depth,
+                                         std::vector<std::set<std::string>>* alternatives) {
     if (depth > kMaxGbnfDepth) {
       return Error(absl::StrCat("groups are nested deeper than ", kMaxGbnfDepth));
     }
@@ -147,7 +148,7 @@ class GbnfParser {
       std::set<std::string> needs;
       QUIRE_ASSIGN_OR_RETURN(Expression option, ParseSequence(depth, &needs));
       options.push_back(std::move(option));
-      ways->push_back(std::move(needs));
+      alternatives->push_back(std::move(needs));
     } while (Take("|"));
     return GrammarText::Choice(options);
   }
@@ -155,35 +156,36 @@ class GbnfParser {
   absl::StatusOr<Expression> ParseSequence(int depth, std::set<std::string>* needs) {
     std::vector<Expression> parts;
     for (;;) {
-      SkipSpace(/*lines=*/true);
+      SkipSpace(/*newlines=*/true);
       if (AtEnd() || Peek() == '|' || Peek() == ')' || AtRule()) break;
       if (parts.size() == kMaxGbnfElements) {
         return Error(absl::StrCat("an alternative has more than ", kMaxGbnfElements, " elements"));
       }
       const std::size_t start = at_;
-      std::vector<std::set<std::string>> ways;
-      QUIRE_ASSIGN_OR_RETURN(const Expression element, ParseElement(depth, &ways));
+      std::vector<std::set<std::string>> alternatives;
+      QUIRE_ASSIGN_OR_RETURN(const Expression element, ParseElement(depth, &alternatives));
       bool optional = false;
       QUIRE_ASSIGN_OR_RETURN(Expression repeated, ParseCount(element, &optional));
       parts.push_back(std::move(repeated));
       // A group with several alternatives does not need the rules of any single alternative. The
       // group is therefore recorded as a rule with a name that the grammar cannot contain.
-      if (optional || ways.empty()) continue;
-      if (ways.size() == 1) {
-        needs->insert(ways[0].begin(), ways[0].end());
+      if (optional || alternatives.empty()) continue;
+      if (alternatives.size() == 1) {
+        needs->insert(alternatives[0].begin(), alternatives[0].end());
       } else {
         const std::string name = absl::StrCat("(", rules_.size());
-        rules_[name] = {.defined = true, .seen_at = start, .ways = std::move(ways)};
+        rules_[name] = {.defined = true, .seen_at = start, .alternatives = std::move(alternatives)};
         needs->insert(name);
       }
     }
     return GrammarText::Sequence(parts);
   }
 
-  absl::StatusOr<Expression> ParseElement(int depth, std::vector<std::set<std::string>>* ways) {
+  absl::StatusOr<Expression> ParseElement(int depth,
+                                          std::vector<std::set<std::string>>* alternatives) {
     const std::size_t start = at_;
     if (Take("(")) {
-      QUIRE_ASSIGN_OR_RETURN(Expression group, ParseChoice(depth + 1, ways));
+      QUIRE_ASSIGN_OR_RETURN(Expression group, ParseChoice(depth + 1, alternatives));
       if (!Take(")")) return ErrorAt(start, "\"(\" has no matching \")\"");
       return absl::StrCat("(", group, ")");
     }
@@ -193,7 +195,7 @@ class GbnfParser {
     if (Peek() == '<' || Peek() == '!') return Error("tokens by name or id are not supported");
     if (!IsNameChar(static_cast<unsigned char>(Peek()))) return Error("unexpected character");
     QUIRE_ASSIGN_OR_RETURN(const std::string name, ParseName());
-    ways->push_back({name});
+    alternatives->push_back({name});
     return GrammarText::Reference(RuleNamed(name, start).id);
   }
 
@@ -268,13 +270,13 @@ class GbnfParser {
       max = 1;
     } else if (Take("{")) {
       const auto number = [&]() -> std::optional<std::int64_t> {
-        SkipSpace(/*lines=*/false);
+        SkipSpace(/*newlines=*/false);
         if (Peek() < '0' || Peek() > '9') return std::nullopt;
         std::int64_t value = 0;
         for (; Peek() >= '0' && Peek() <= '9'; ++at_) {
           value = std::min(value * 10 + (Peek() - '0'), kMaxGbnfCount + 1);
         }
-        SkipSpace(/*lines=*/false);
+        SkipSpace(/*newlines=*/false);
         return value;
       };
       const auto low = number();
@@ -306,30 +308,31 @@ class GbnfParser {
   // Returns a rule that matches no text, or null if there is none. Every alternative of such a rule
   // needs a rule that matches no text. Linear in the size of the grammar.
   const std::string* FindUnmatchable() const {
-    struct Way {
+    struct Alternative {
       const std::string* rule;
       std::size_t missing;  // number of needed rules that are not known to match a text yet
     };
-    std::vector<Way> ways;
+    std::vector<Alternative> alternatives;
     // For each rule, the indices of the alternatives that need it.
-    std::map<std::string, std::vector<std::size_t>> ways_with;
+    std::map<std::string, std::vector<std::size_t>> alternatives_with;
     std::set<std::string> matchable;
     std::vector<const std::string*> pending;
     const auto add = [&](const std::string& name) {
       if (matchable.insert(name).second) pending.push_back(&name);
     };
     for (const auto& [name, rule] : rules_) {
-      for (const std::set<std::string>& way : rule.ways) {
-        for (const std::string& other : way) ways_with[other].push_back(ways.size());
-        ways.push_back({&name, way.size()});
-        if (way.empty()) add(name);
+      for (const std::set<std::string>& alternative : rule.alternatives) {
+        for (const std::string& other : alternative)
+          alternatives_with[other].push_back(alternatives.size());
+        alternatives.push_back({&name, alternative.size()});
+        if (alternative.empty()) add(name);
       }
     }
     while (!pending.empty()) {
       const std::string& name = *pending.back();
       pending.pop_back();
-      for (const std::size_t way : ways_with[name]) {
-        if (--ways[way].missing == 0) add(*ways[way].rule);
+      for (const std::size_t alternative : alternatives_with[name]) {
+        if (--alternatives[alternative].missing == 0) add(*alternatives[alternative].rule);
       }
     }
     for (const auto& [name, rule] : rules_) {

@@ -73,7 +73,7 @@ struct OverBudget {
 };
 
 // Makes `budget` the budget of the current thread until the end of the scope. Then writes the
-// remaining budget back to it.
+// remaining budget back to `budget`.
 class BudgetScope {
  public:
   explicit BudgetScope(LibraryBudget* budget) : budget_(*budget) {
@@ -148,13 +148,13 @@ class XgrammarMatcher final : public ConstraintMatcher {
         end_tokens_(std::move(end_tokens)) {}
 
   absl::Status Accept(std::int32_t token) override {
-    if (!failed_.ok()) return failed_;
+    if (!failure_.ok()) return failure_;
     const std::int64_t before = num_states_;
     bool accepted = false;
     if (IsEnd(token)) {
-      accepted = !ended_ && matcher_.IsCompleted();
-      ended_ = ended_ || accepted;
-    } else if (!ended_ && token >= 0 && static_cast<std::uint32_t>(token) < vocab_size_) {
+      accepted = !has_ended_ && matcher_.IsCompleted();
+      has_ended_ = has_ended_ || accepted;
+    } else if (!has_ended_ && token >= 0 && static_cast<std::uint32_t>(token) < vocab_size_) {
       LibraryBudget budget{.steps = {limits_.token_steps},
                            .mask_bytes = {},
                            .states = {limits_.states, limits_.states - num_states_},
@@ -173,7 +173,7 @@ class XgrammarMatcher final : public ConstraintMatcher {
 
   absl::StatusOr<MaskSummary> FillMask(std::span<std::uint32_t> words) override {
     QUIRE_CHECK(words.size() == MaskWords(vocab_size_));
-    if (ended_) {
+    if (has_ended_) {
       std::fill(words.begin(), words.end(), 0);
       return MaskSummary{.may_end = true};
     }
@@ -207,8 +207,8 @@ class XgrammarMatcher final : public ConstraintMatcher {
     num_accepted_ -= count;
     num_states_ = states_before_[num_accepted_];
     states_before_.resize(num_accepted_);
-    if (!failed_.ok()) return;
-    if (std::exchange(ended_, false)) --count;
+    if (!failure_.ok()) return;
+    if (std::exchange(has_ended_, false)) --count;
     if (count > 0) matcher_.Rollback(static_cast<int>(count));
   }
 
@@ -218,10 +218,10 @@ class XgrammarMatcher final : public ConstraintMatcher {
     auto fork =
         std::make_unique<XgrammarMatcher>(matcher_.Fork(), limits_, vocab_size_, end_tokens_);
     fork->num_accepted_ = num_accepted_;
-    fork->ended_ = ended_;
+    fork->has_ended_ = has_ended_;
     fork->num_states_ = num_states_;
     fork->states_before_ = states_before_;
-    fork->failed_ = failed_;
+    fork->failure_ = failure_;
     return fork;
   }
 
@@ -229,21 +229,21 @@ class XgrammarMatcher final : public ConstraintMatcher {
     if (states_before_.size() != num_accepted_ || num_states_ > limits_.states) {
       return absl::InternalError("the number of states of the matcher is wrong");
     }
-    if (!failed_.ok()) return absl::OkStatus();
+    if (!failure_.ok()) return absl::OkStatus();
     if (matcher_.IsTerminated())
       return absl::InternalError("the library has terminated although it knows no end token");
-    if (ended_ && !matcher_.IsCompleted()) {
+    if (has_ended_ && !matcher_.IsCompleted()) {
       return absl::InternalError("an end token was accepted where the text may not end");
     }
     return absl::OkStatus();
   }
 
  private:
-  // A failed call leaves the library's state undefined, so all later calls return its error.
+  // A failed call leaves the library's state undefined, so all later calls return the same error.
   template <typename Call>
   absl::Status Run(LibraryBudget* budget, const Call& call) {
-    if (failed_.ok()) failed_ = CatchErrors(budget, call);
-    return failed_;
+    if (failure_.ok()) failure_ = CatchErrors(budget, call);
+    return failure_;
   }
 
   bool IsEnd(std::int32_t token) const {
@@ -255,10 +255,10 @@ class XgrammarMatcher final : public ConstraintMatcher {
   std::uint32_t vocab_size_;
   std::vector<std::int32_t> end_tokens_;
   std::uint32_t num_accepted_ = 0;
-  bool ended_ = false;  // the last accepted token was an end token
+  bool has_ended_ = false;  // the last accepted token was an end token
   std::int64_t num_states_ = 0;
   std::vector<std::int64_t> states_before_;  // num_states_ before each accepted token
-  absl::Status failed_;
+  absl::Status failure_;
 };
 
 class XgrammarConstraint final : public CompiledConstraint {

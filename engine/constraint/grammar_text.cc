@@ -183,11 +183,11 @@ GrammarText::Expression GrammarText::Share(const Expression& body) {
   // A body that is already a rule keeps its name. A second name would prevent the library from
   // recognizing the rule and make masks hundreds of times slower.
   if (body[0] == 'q' && body.find_first_not_of("0123456789", 1) == std::string::npos) return body;
-  const auto found = shared_.find(body);
-  if (found != shared_.end()) return found->second;
+  const auto found = shared_expressions_.find(body);
+  if (found != shared_expressions_.end()) return found->second;
   const Rule rule = Reserve();
   Define(rule, body);
-  return shared_.emplace(body, Reference(rule)).first->second;
+  return shared_expressions_.emplace(body, Reference(rule)).first->second;
 }
 
 GrammarText::Expression GrammarText::Reference(Rule rule) {
@@ -195,7 +195,7 @@ GrammarText::Expression GrammarText::Reference(Rule rule) {
 }
 
 void GrammarText::Refuse(std::string why) {
-  if (!is_refused()) refused_ = std::move(why);
+  if (!is_refused()) refusal_reason_ = std::move(why);
 }
 
 void GrammarText::RefuseLength() {
@@ -205,7 +205,7 @@ void GrammarText::RefuseLength() {
 absl::StatusOr<std::string> GrammarText::Finish(const Expression& root) {
   std::string grammar = absl::StrCat("root ::= ", root, "\n", text_);
   if (grammar.size() > kMaxBytes) RefuseLength();
-  if (is_refused()) return absl::InvalidArgumentError(refused_);
+  if (is_refused()) return absl::InvalidArgumentError(refusal_reason_);
   return grammar;
 }
 

@@ -86,12 +86,12 @@ class GrammarText {
 
   // Marks the grammar as rejected, so that Finish fails. Finish returns the first reason.
   void Refuse(std::string why);
-  bool is_refused() const { return !refused_.empty(); }
+  bool is_refused() const { return !refusal_reason_.empty(); }
 
   // Returns a slot, initially empty, for an expression that several writers of this grammar share.
-  // While characters are omitted, other slots are used.
+  // While characters are omitted, separate slots are used.
   Expression& CachedExpression(absl::string_view name) {
-    return cached_[std::pair(omitted_.empty(), std::string(name))];
+    return cached_expressions_[std::pair(omitted_.empty(), std::string(name))];
   }
 
   // Returns the grammar. Returns INVALID_ARGUMENT with the reason if it was rejected or exceeds
@@ -105,11 +105,11 @@ class GrammarText {
   void RefuseLength();
 
   std::string text_;
-  std::string refused_;
+  std::string refusal_reason_;
   Rule num_rules_ = 0;
   CodePoints omitted_;
-  std::map<std::pair<bool, std::string>, Expression> cached_;
-  std::map<std::string, Expression, std::less<>> shared_;
+  std::map<std::pair<bool, std::string>, Expression> cached_expressions_;
+  std::map<std::string, Expression, std::less<>> shared_expressions_;
 };
 
 }  // namespace quire::engine

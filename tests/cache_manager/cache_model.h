@@ -233,7 +233,7 @@ class CacheModel {
     if (freezes) state.source = std::exchange(state.own, TakeSlot());
     rows_[child].state = state;
     rows_[child].state.own = TakeSlot();
-    rows_[child].state.left_border = 0;
+    rows_[child].state.branch_position = 0;
     rows_[child].state.snapshot = rows_[child].state.snapshot_tokens = 0;
     return true;
   }
@@ -419,7 +419,7 @@ class CacheModel {
     slots_.Use(match.state);
     if (match.state != 0) state.tentative.push_back({match.state, slots_.num_uses(match.state)});
     state.own = TakeSlot();
-    if (match.lost_tokens > 0) state.left_border = match.num_tokens + match.lost_tokens;
+    if (match.lost_tokens > 0) state.branch_position = match.num_tokens + match.lost_tokens;
   }
 
   void FreeState(std::uint32_t row) {

@@ -161,7 +161,7 @@ struct PrefixCachePeer {
 };
 
 struct StepWorkPeer {
-  static auto& taken(StepWork& work) { return work.taken_; }
+  static auto& taken(StepWork& work) { return work.next_step_; }
   static auto& in_flight(StepWork& work) { return work.in_flight_; }
   static std::size_t& num_clears_taken(StepWork& work) { return work.num_pages_being_cleared_; }
 };

@@ -79,7 +79,7 @@ TEST(KvGeometryTest, ChecksEachExtentAndType) {
   };
   EXPECT_THAT(broken([](KvGeometry& g) { g.num_blocks = 1; }), HasSubstr("num_blocks is 1"));
   EXPECT_THAT(broken([](KvGeometry& g) { g.kv_dim = 3; }), HasSubstr("kv_dim is 3"));
-  EXPECT_THAT(broken([](KvGeometry& g) { g.kv_dim = 1; }), HasSubstr("an MLA cache has 1"));
+  EXPECT_THAT(broken([](KvGeometry& g) { g.kv_dim = 1; }), HasSubstr("it must be 1 for MLA"));
   EXPECT_THAT(broken([](KvGeometry& g) { g.num_layers = 0; }), HasSubstr("num_layers is 0"));
   EXPECT_THAT(broken([](KvGeometry& g) { g.num_heads = 0; }), HasSubstr("num_heads is 0"));
   EXPECT_THAT(broken([](KvGeometry& g) { g.head_size = 65537; }),

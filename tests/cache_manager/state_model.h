@@ -12,13 +12,13 @@ namespace quire::cache {
 
 struct RowStateModel {
   std::uint32_t own = 0, source = 0;  // slots; 0 means none
-  std::uint32_t tokens = 0, prompt_tokens = 0, left_border = 0;
+  std::uint32_t tokens = 0, prompt_tokens = 0, branch_position = 0;
   std::uint32_t snapshot = 0, snapshot_tokens = 0;
   std::vector<std::pair<std::uint32_t, std::uint64_t>> tentative = {};  // slots and their uses
 
   // Returns the tokens after which a step from `begin` to `tokens` writes a snapshot.
   std::uint32_t Border(std::uint32_t begin, std::uint32_t page_size, std::uint32_t interval) const {
-    if (begin < left_border && left_border <= tokens) return left_border;
+    if (begin < branch_position && branch_position <= tokens) return branch_position;
     std::uint32_t last = 0, spaced = 0;
     for (std::uint32_t at = page_size; at <= tokens; at += page_size) {
       if (at + 17 <= prompt_tokens) last = at;

@@ -34,9 +34,9 @@ TEST(TmaRefusals, ChecksTheDeviceGeneration) {
   EXPECT_TRUE(CheckTmaDevice(Gpu(90), plan).ok());
   EXPECT_TRUE(CheckTmaDevice(Gpu(120), plan).ok());
   for (const auto& [device, text] :
-       {std::pair{Gpu(80), "9.0, the device is a GPU of 8.0"},
+       {std::pair{Gpu(80), "9.0, but the device is a GPU of capability 8.0"},
         {Gpu(89), "of 8.9"},
-        {Device::Cpu(), "compute capability 9.0, the device is cpu"}}) {
+        {Device::Cpu(), "compute capability 9.0, but the device is cpu"}}) {
     const absl::Status status = CheckTmaDevice(device, plan);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
@@ -44,7 +44,8 @@ TEST(TmaRefusals, ChecksTheDeviceGeneration) {
   plan.compute_capability = 100;
   const absl::Status status = CheckTmaDevice(Gpu(90), plan);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("10.0, the device is a GPU of 9.0"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("10.0, but the device is a GPU of capability 9.0"));
 }
 
 TEST(TmaRefusals, EnforcesTheRulesOfTheEncoder) {

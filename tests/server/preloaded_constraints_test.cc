@@ -29,7 +29,7 @@ TEST(PreloadedConstraintsTest, CompilesEachOnceAndCachesIt) {
   const absl::Status status = PreloadConstraints(specs, /*reasoning=*/nullptr, &compiler);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(count, 4);
-  EXPECT_EQ(compiler.GetCounts().cached, 4);
+  EXPECT_EQ(compiler.GetCounts().cached_constraints, 4);
 }
 
 }  // namespace

@@ -297,7 +297,7 @@ struct RaggedMHAOperand {
   }
 };
 
-// Returns the number of keys that a query of q_len new tokens of row b may read.
+// Returns the number of keys that the last of q_len new tokens of row b may read.
 template <typename Operand>
 QUIRE_HOST_DEVICE inline std::uint32_t num_keys(const Operand& operand, std::uint32_t b,
                                                 std::uint32_t q_len) {

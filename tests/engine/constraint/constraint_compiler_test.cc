@@ -208,7 +208,7 @@ TEST(ConstraintCompilerTest, RejectsByInputAndOutputBytes) {
   EXPECT_EQ(builds.count, 0);
   compiler.Compile(Regex("large"), output.Taker());
   EXPECT_EQ(ReasonOf(output.Await().status()), "BAD_CONSTRAINT");
-  EXPECT_EQ(compiler.GetCounts().cached, 0);
+  EXPECT_EQ(compiler.GetCounts().cached_constraints, 0);
 }
 
 TEST(ConstraintCompilerTest, CacheEvictsLeastRecentlyUsedByBytes) {
@@ -244,7 +244,7 @@ TEST(ConstraintCompilerTest, CancelPreventsDoneAndDropsQueuedBuilds) {
   EXPECT_TRUE(compiler.Cancel(first));
   EXPECT_FALSE(compiler.Cancel(first));
   EXPECT_TRUE(compiler.CheckIntegrity().ok());
-  EXPECT_EQ(compiler.GetCounts().waiting, 0);
+  EXPECT_EQ(compiler.GetCounts().waiting_builds, 0);
   gate.Set(false);
   compiler.Compile(Regex("last"), last.Taker());
   EXPECT_TRUE(last.Await().ok());
@@ -263,7 +263,7 @@ TEST(ConstraintCompilerTest, RunningBuildCompletesAfterCancel) {
   EXPECT_TRUE(compiler.Cancel(ticket));
   EXPECT_TRUE(compiler.CheckIntegrity().ok());
   gate.Set(false);
-  EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().cached == 1; }));
+  EXPECT_TRUE(WaitUntil([&] { return compiler.GetCounts().cached_constraints == 1; }));
   compiler.Compile(Regex("slow"), again.Taker());
   EXPECT_TRUE(again.Await().ok());
   EXPECT_EQ(builds.count, 1);
@@ -295,7 +295,7 @@ TEST(ConstraintCompilerTest, EveryCallEndsOnce) {
   std::mt19937 random(seed);
   Builds builds;
   ConstraintOptions options;
-  options.max_waiting = 4;
+  options.max_waiting_builds = 4;
   options.cache_bytes = 2000;
   ConstraintCompiler compiler(options, builds.Function(), nullptr);
   struct Call {

@@ -465,7 +465,8 @@ TEST_F(TagGrammarTest, RejectsUnwritablePythonicArguments) {
         std::pair(R"({"enum": [{"(": 1}]})", "/properties/(: a name must consist of"),
         std::pair(R"({"minProperties": 1})", "/minProperties"),
         std::pair(R"({"properties": {"a": {"contains": {}}}})", "/properties/a/contains"),
-        std::pair(R"({"type": "array"})", "no allowed object has only declared names")}) {
+        std::pair(R"({"type": "array"})",
+                  "every allowed object has a name that the schema does not declare")}) {
     const absl::Status refused = (*build_)(PythonicCalls(schema), {}).status();
     EXPECT_EQ(ReasonOf(refused), "BAD_CONSTRAINT") << schema;
     EXPECT_TRUE(absl::StrContains(refused.message(), "the place: ")) << refused;
