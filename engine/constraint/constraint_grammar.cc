@@ -135,9 +135,9 @@ absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const Constra
 
 absl::Status CheckArgumentName(absl::string_view name) {
   if (!name.empty() && std::ranges::all_of(name, text::IsPythonNameByte)) return absl::OkStatus();
-  return SchemaRefused({{.pointer = absl::StrCat("/properties", PointerStep(name)),
-                         .keyword = "properties",
-                         .text = "a name must consist of [A-Za-z0-9_.-]"}});
+  return SchemaError({{.pointer = absl::StrCat("/properties", PointerStep(name)),
+                       .keyword = "properties",
+                       .text = "a name must consist of [A-Za-z0-9_.-]"}});
 }
 
 // Writes the arguments of a tool, for a tool format in which they are keyword arguments of a Python
@@ -162,7 +162,7 @@ absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const Const
   }
   auto arguments = WritePythonArguments(*document, spec.whitespace, grammar);
   if (arguments) return *std::move(arguments);
-  return SchemaRefused(
+  return SchemaError(
       {{.pointer = "",
         .keyword = "",
         .text = "every allowed object has a name that the schema does not declare"}});

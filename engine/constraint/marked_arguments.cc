@@ -26,8 +26,9 @@ constexpr absl::string_view kStringKeywords[] = {"type", "enum", "const"};
 // Keywords that contain patterns, which may need the omitted character `<`.
 constexpr absl::string_view kPatternKeywords[] = {"pattern", "patternProperties", "propertyNames"};
 
-absl::Status Refused(const std::string& pointer, absl::string_view keyword, absl::string_view why) {
-  return SchemaRefused(
+absl::Status KeywordError(const std::string& pointer, absl::string_view keyword,
+                          absl::string_view why) {
+  return SchemaError(
       {{.pointer = pointer, .keyword = std::string(keyword), .text = std::string(why)}});
 }
 
@@ -39,8 +40,8 @@ absl::Status CheckKeywords(const ordered_json& schema, const std::string& pointe
                            std::span<const absl::string_view> known) {
   for (const auto& [keyword, value] : schema.items()) {
     if (IsAmong(keyword, known) || IsSchemaAnnotation(keyword)) continue;
-    return Refused(absl::StrCat(pointer, "/", keyword), keyword,
-                   "the tool format of the model cannot express this keyword");
+    return KeywordError(absl::StrCat(pointer, "/", keyword), keyword,
+                        "the tool format of the model cannot express this keyword");
   }
   return absl::OkStatus();
 }
@@ -55,16 +56,16 @@ bool HasPattern(const ordered_json& json) {
 }
 
 // Whether the `type` of a schema allows strings.
-enum class Strings { kOnly, kAmongOthers, kUnspecified, kNot };
+enum class StringAllowance { kOnly, kAmongOthers, kUnspecified, kNone };
 
-Strings StringsOf(const ordered_json& schema) {
+StringAllowance AllowanceOf(const ordered_json& schema) {
   const auto type = schema.is_object() ? schema.find("type") : schema.end();
-  if (!schema.is_object() || type == schema.end()) return Strings::kUnspecified;
-  if (*type == "string") return Strings::kOnly;
+  if (!schema.is_object() || type == schema.end()) return StringAllowance::kUnspecified;
+  if (*type == "string") return StringAllowance::kOnly;
   const bool has_strings =
       type->is_array() && std::find(type->begin(), type->end(), "string") != type->end();
-  if (!has_strings) return Strings::kNot;
-  return type->size() == 1 ? Strings::kOnly : Strings::kAmongOthers;
+  if (!has_strings) return StringAllowance::kNone;
+  return type->size() == 1 ? StringAllowance::kOnly : StringAllowance::kAmongOthers;
 }
 
 class MarkedWriter {
@@ -77,7 +78,7 @@ class MarkedWriter {
         special_(special),
         grammar_(*grammar) {}
 
-  absl::StatusOr<Expression> Arguments() {
+  absl::StatusOr<Expression> WriteArguments() {
     QUIRE_RETURN_IF_ERROR(CheckKeywords(schema_, "", kArgumentKeywords));
     // Only declared arguments can be written.
     const auto found = schema_.find("properties");
@@ -87,10 +88,11 @@ class MarkedWriter {
       if (!shape.object) continue;
       for (const ObjectShape::Property& property : shape.object->properties) {
         if (!declared.contains(property.name)) {
-          return Refused("/required", "required",
-                         absl::StrCat(JsonQuoted(property.name), " is not among the properties"));
+          return KeywordError(
+              "/required", "required",
+              absl::StrCat(JsonQuoted(property.name), " is not among the properties"));
         }
-        // The property is not required, because no value is valid.
+        // A property without a valid value cannot be required, so it is left out.
         if (!spec_.document.HasValue(property.schema)) continue;
         arguments.push_back({.property = &property, .is_string = false, .value = {}});
         QUIRE_RETURN_IF_ERROR(PrepareValue(declared.at(property.name), &arguments.back()));
@@ -111,30 +113,31 @@ class MarkedWriter {
   struct Argument {
     const ObjectShape::Property* property;
     bool is_string;
-    Expression value;  // includes the marker after it
+    Expression value;  // includes the end marker
   };
 
-  // Writes the value of a string argument. For other arguments, checks that their values can be
-  // written.
+  // Writes the value of an argument that is written as plain text. For other arguments, only checks
+  // that their values can be written.
   absl::Status PrepareValue(const ordered_json& schema, Argument* argument) {
     const std::string& key = argument->property->name;
     const std::string pointer = absl::StrCat("/properties", PointerStep(key));
     const bool is_word = !key.empty() && std::ranges::all_of(key, [](unsigned char c) {
       return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
     });
-    if (!is_word) return Refused(pointer, "properties", "a name must consist of [A-Za-z0-9_.-]");
-    switch (StringsOf(schema)) {
-      case Strings::kOnly: {
-        QUIRE_ASSIGN_OR_RETURN(argument->value, String(schema, pointer));
+    if (!is_word)
+      return KeywordError(pointer, "properties", "a name must consist of [A-Za-z0-9_.-]");
+    switch (AllowanceOf(schema)) {
+      case StringAllowance::kOnly: {
+        QUIRE_ASSIGN_OR_RETURN(argument->value, WriteString(schema, pointer));
         argument->is_string = true;
         return absl::OkStatus();
       }
-      case Strings::kAmongOthers:
-        return Refused(
+      case StringAllowance::kAmongOthers:
+        return KeywordError(
             pointer + "/type", "type",
             "the tool format of the model does not distinguish strings from other values");
-      case Strings::kUnspecified:
-      case Strings::kNot:
+      case StringAllowance::kUnspecified:
+      case StringAllowance::kNone:
         break;
     }
     QUIRE_RETURN_IF_ERROR(CheckJson(schema, pointer));
@@ -146,7 +149,7 @@ class MarkedWriter {
     const std::vector<Shape>& shapes = spec_.document.ShapesOf(argument->property->schema);
     if (AreTexts(shapes)) {
       QUIRE_RETURN_IF_ERROR(CheckTexts(shapes, pointer));
-      argument->value = Texts(shapes);
+      argument->value = WriteTexts(shapes);
       argument->is_string = true;
     }
     return absl::OkStatus();
@@ -179,8 +182,8 @@ class MarkedWriter {
         const std::string& text = value.get_ref<const std::string&>();
         const bool is_cut = absl::StartsWith(text, "\n") || absl::EndsWith(text, "\n");
         if (is_cut || (allows_null && text == "null")) {
-          return Refused(pointer, "enum",
-                         absl::StrCat(JsonText(value), " cannot be written as a string"));
+          return KeywordError(pointer, "enum",
+                              absl::StrCat(JsonText(value), " cannot be written as a string"));
         }
       }
     }
@@ -189,7 +192,7 @@ class MarkedWriter {
 
   // Writes the values of shapes for which AreTexts is true, without quotes. Strings with a bounded
   // length or a format do not contain `<`.
-  Expression Texts(const std::vector<Shape>& shapes) {
+  Expression WriteTexts(const std::vector<Shape>& shapes) {
     std::vector<Expression> options;
     const auto add = [&](const ordered_json& value) {
       const std::string text = value.is_null() ? "null" : value.get<std::string>();
@@ -208,20 +211,22 @@ class MarkedWriter {
             grammar_.RepeatCharacter(CodePoints::All(), Spelling::kPlain, string.min, string.max));
       } else {
         grammar_.Omit({});
-        return FreeString();  // includes all other options
+        return WriteFreeString();  // includes all other options
       }
     }
     grammar_.Omit({});
-    return GrammarText::Sequence({GrammarText::Choice(options), End()});
+    return GrammarText::Sequence({GrammarText::Choice(options), WriteEnd()});
   }
 
   // Rejects schemas whose values might need `<`.
   static absl::Status CheckJson(const ordered_json& schema, const std::string& pointer) {
     if (absl::StrContains(JsonText(schema), "<")) {
-      return Refused(pointer, "", "the tool format of the model cannot express the character <");
+      return KeywordError(pointer, "",
+                          "the tool format of the model cannot express the character <");
     }
     if (HasPattern(schema)) {
-      return Refused(pointer, "pattern", "the tool format of the model cannot express patterns");
+      return KeywordError(pointer, "pattern",
+                          "the tool format of the model cannot express patterns");
     }
     return absl::OkStatus();
   }
@@ -238,24 +243,24 @@ class MarkedWriter {
     grammar_.Omit({});
     auto next = written.begin();
     for (Argument& argument : *arguments) {
-      if (!argument.is_string) argument.value = GrammarText::Sequence({*next++, End()});
+      if (!argument.is_string) argument.value = GrammarText::Sequence({*next++, WriteEnd()});
     }
   }
 
-  absl::StatusOr<Expression> String(const ordered_json& schema, const std::string& pointer) {
+  absl::StatusOr<Expression> WriteString(const ordered_json& schema, const std::string& pointer) {
     if (spec_.unenforced == nullptr) {
       QUIRE_RETURN_IF_ERROR(CheckKeywords(schema, pointer, kStringKeywords));
     } else {
       ListKeywords(schema, pointer);
     }
     const auto constant = schema.find("const"), list = schema.find("enum");
-    if (constant == schema.end() && list == schema.end()) return FreeString();
+    if (constant == schema.end() && list == schema.end()) return WriteFreeString();
     std::vector<Expression> options;
     const auto add = [&](const ordered_json& value) -> absl::Status {
       const std::string text = value.is_string() ? value.get<std::string>() : "<";
       if (absl::StrContains(text, "<") || absl::StrContains(text, "\n")) {
-        return Refused(pointer, "enum",
-                       absl::StrCat(JsonText(value), " cannot be written as a string"));
+        return KeywordError(pointer, "enum",
+                            absl::StrCat(JsonText(value), " cannot be written as a string"));
       }
       options.push_back(text.empty() ? GrammarText::Empty() : GrammarText::Literal(text));
       return absl::OkStatus();
@@ -265,9 +270,9 @@ class MarkedWriter {
     } else if (list->is_array() && !list->empty()) {
       for (const ordered_json& value : *list) QUIRE_RETURN_IF_ERROR(add(value));
     } else {
-      return Refused(pointer + "/enum", "enum", "must be a list with at least one value");
+      return KeywordError(pointer + "/enum", "enum", "must be a list with at least one value");
     }
-    return GrammarText::Sequence({GrammarText::Choice(options), End()});
+    return GrammarText::Sequence({GrammarText::Choice(options), WriteEnd()});
   }
 
   // Lists the keywords of a string that are not enforced, unless they are already listed.
@@ -281,12 +286,12 @@ class MarkedWriter {
     }
   }
 
-  Expression End() const {
+  Expression WriteEnd() const {
     return special_.Write(absl::StrCat(writing_.value_space, writing_.value_end));
   }
 
   // Writes free text up to its closing marker.
-  Expression FreeString() {
+  Expression WriteFreeString() {
     Expression& cached = grammar_.CachedExpression("string in tags");
     if (!cached.empty()) return cached;
     std::vector<FreeTextEnd> ends = {
@@ -295,7 +300,7 @@ class MarkedWriter {
       ends.push_back({.text = std::string(writing_.forbidden_in_value), .next = std::nullopt});
     }
     std::vector<Expression> token_ends;
-    if (const auto token = special_.AtBeginningOf(writing_.value_end)) {
+    if (const auto token = special_.FindAtStart(writing_.value_end)) {
       if (token->first == writing_.value_end.size()) {
         token_ends.push_back(GrammarText::Token(token->second));
       }
@@ -319,7 +324,7 @@ absl::StatusOr<Expression> WriteMarkedArguments(const MarkedSpec& spec,
                                                 const SpecialTokens& special,
                                                 GrammarText* grammar) {
   const ordered_json schema = ordered_json::parse(spec.schema);
-  return MarkedWriter(schema, spec, special, grammar).Arguments();
+  return MarkedWriter(schema, spec, special, grammar).WriteArguments();
 }
 
 }  // namespace quire::engine

@@ -31,7 +31,8 @@ std::int64_t PowerOfTen(std::int32_t exponent) {
   return power;
 }
 
-// Returns nullopt when the value exceeds a limit of MultipleOf.
+// Removes trailing zeros of the fraction. Returns nullopt when the result exceeds a limit of
+// MultipleOf.
 std::optional<MultipleOf> Reduce(std::int64_t units, std::int32_t places) {
   while (places > 0 && units % 10 == 0) {
     units /= 10;
@@ -69,7 +70,7 @@ class Comparator {
     return so_far;
   }
 
-  // Returns the order at the end of the whole part, before any digit of the fraction.
+  // Returns the comparison at the end of the whole part, before any digit of the fraction.
   Comparison AfterWhole(Comparison so_far) const {
     const bool is_shorter = so_far.digits < static_cast<std::int32_t>(bound_.whole.size());
     return {.digits = 0, .order = is_shorter ? -1 : so_far.order};
@@ -331,12 +332,12 @@ class MultiplesBuilder {
   }
 
   const MultipleOf multiple_;
-  // Index 0: without a minus; index 1: with a minus.
+  // Index 0: numbers without a minus; index 1: numbers with a minus.
   const std::array<std::optional<Side>, 2> sides_;
   std::int64_t& steps_;
   NumberAutomaton residues_;
   std::map<State, std::int32_t> index_;
-  std::vector<State> found_states_;  // each at its index in index_
+  std::vector<State> found_states_;  // in the order of their indices in index_
   NumberAutomaton automaton_;
 };
 
@@ -370,11 +371,11 @@ std::optional<MultipleOf> MultipleOf::Intersect(const MultipleOf& other) const {
   // zeros.
   constexpr std::int64_t kMaxProduct = kMaxUnits * 1'000'000'000;
   const std::int32_t max_places = std::max(places, other.places);
-  const std::int64_t own = units * PowerOfTen(max_places - places);
-  const std::int64_t its = other.units * PowerOfTen(max_places - other.places);
-  const std::int64_t factor = own / std::gcd(own, its);
-  if (factor > kMaxProduct / its) return std::nullopt;
-  return Reduce(factor * its, max_places);
+  const std::int64_t own_units = units * PowerOfTen(max_places - places);
+  const std::int64_t other_units = other.units * PowerOfTen(max_places - other.places);
+  const std::int64_t factor = own_units / std::gcd(own_units, other_units);
+  if (factor > kMaxProduct / other_units) return std::nullopt;
+  return Reduce(factor * other_units, max_places);
 }
 
 std::optional<NumberAutomaton> MultiplesWithin(const MultipleOf& multiple, const NumberRange& range,

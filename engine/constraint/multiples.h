@@ -1,10 +1,11 @@
 #pragma once
 
-// The multiples of a number within a range, as an automaton that reads their digits.
+// Builds automata that read the digits of a number and accept the multiples of a divisor within a
+// range.
 //
 // Place:      above number_grammar, whose numbers it reads; below the reader of schemas.
-// Invariants: the language is exactly the multiples in the range, in the canonical form of
-//             number_grammar. An automaton is minimal.
+// Invariants: an automaton accepts exactly the multiples in the range, in the canonical form of
+//             number_grammar, and is minimal.
 // Threads:    pure functions.
 
 #include <array>
@@ -43,11 +44,11 @@ struct NumberAutomaton {
   static constexpr std::size_t kMaxStates = 1024;  // each state becomes a grammar rule
 
   struct State {
-    // The next state for each symbol; -1: no number continues with it.
+    // The next state for each symbol; -1: no number continues with the symbol.
     std::array<std::int32_t, kNumSymbols> next;
     bool accepts = false;
   };
-  std::vector<State> states;  // starts at the first state; empty: no number is accepted
+  std::vector<State> states;  // the first is the start state; empty: no number is accepted
 };
 
 // Returns the multiples within the range, in canonical form. Subtracts the used steps from `steps`.

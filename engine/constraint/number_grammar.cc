@@ -43,8 +43,8 @@ std::optional<Expression> ChoiceOf(const std::vector<Expression>& options) {
   return GrammarText::Choice(options);
 }
 
-// Matches exactly `count` digits whose value is between the bounds. A bound of nullopt does not
-// restrict. REQUIRES: the bounds have `count` digits.
+// Matches exactly `count` digits whose value is between the bounds. nullopt means no bound.
+// REQUIRES: the bounds have `count` digits.
 std::optional<Expression> SameLength(std::optional<absl::string_view> low,
                                      std::optional<absl::string_view> high, std::size_t count) {
   if (!low && !high) return Digits(count);
@@ -193,18 +193,18 @@ std::optional<Expression> MagnitudesWithin(const Bound& low, const std::optional
   const Limit high_fraction =
       high ? Limit(FractionBound{high->value.fraction, high->exclusive}) : Limit();
   std::vector<Expression> options;
-  const auto exactly = [&](const std::string& whole, const Limit& from, const Limit& to) {
+  const auto add_whole = [&](const std::string& whole, const Limit& from, const Limit& to) {
     AddOption(GrammarText::Literal(whole), Fraction(from, to), &options);
   };
   if (high && low.value.whole == high->value.whole) {
-    exactly(low.value.whole, low_fraction, high_fraction);
+    add_whole(low.value.whole, low_fraction, high_fraction);
     return ChoiceOf(options);
   }
-  exactly(low.value.whole, low_fraction, std::nullopt);
+  add_whole(low.value.whole, low_fraction, std::nullopt);
   const std::string from = PlusOne(low.value.whole);
   std::optional<std::string> to;
   if (high) {
-    exactly(high->value.whole, std::nullopt, high_fraction);
+    add_whole(high->value.whole, std::nullopt, high_fraction);
     to = MinusOne(high->value.whole);
   }
   if (!to || !LessNatural(*to, from)) {
@@ -217,7 +217,7 @@ std::optional<Expression> MagnitudesWithin(const Bound& low, const std::optional
 
 // Splits a range at zero into magnitudes with and without a minus.
 template <typename Within>
-std::optional<Expression> CutAtZero(const NumberRange& range, const Within& within) {
+std::optional<Expression> SplitAtZero(const NumberRange& range, const Within& within) {
   if (range.empty()) return std::nullopt;
   const Bound zero{.value = {.whole = "0", .fraction = ""}};
   std::vector<Expression> options;
@@ -315,7 +315,7 @@ bool NumberRange::Contains(const Decimal& value) const {
 }
 
 std::optional<Expression> IntegersWithin(const NumberRange& range) {
-  return CutAtZero(range, [](const Bound& low, const std::optional<Bound>& high) {
+  return SplitAtZero(range, [](const Bound& low, const std::optional<Bound>& high) {
     const bool above = !low.value.fraction.empty() || low.exclusive;
     const std::string from = above ? PlusOne(low.value.whole) : low.value.whole;
     std::optional<std::string> to;
@@ -332,7 +332,7 @@ std::optional<Expression> IntegersWithin(const NumberRange& range) {
 }
 
 std::optional<Expression> NumbersWithin(const NumberRange& range) {
-  return CutAtZero(range, MagnitudesWithin);
+  return SplitAtZero(range, MagnitudesWithin);
 }
 
 }  // namespace quire::engine

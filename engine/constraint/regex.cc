@@ -63,10 +63,10 @@ Regex Repeat(Regex body, std::int64_t min, std::optional<std::int64_t> max) {
       .kind = Regex::Kind::kRepeat, .set = {}, .parts = {std::move(body)}, .min = min, .max = max};
 }
 
-// An alternative and whether it has anchors, which can only be at its ends.
+// One alternative. Anchors are possible only at its start and end.
 struct AnchoredSequence {
   std::vector<Regex> parts;
-  bool begins = false, ends = false;
+  bool has_start_anchor = false, has_end_anchor = false;
 };
 
 class Parser {
@@ -94,9 +94,9 @@ class Parser {
     for (const AnchoredSequence& option : options) {
       std::vector<Regex> parts;
       const bool contains = meaning_ == RegexMeaning::kContains;
-      if (contains && !option.begins) parts.push_back(Anything());
+      if (contains && !option.has_start_anchor) parts.push_back(Anything());
       parts.insert(parts.end(), option.parts.begin(), option.parts.end());
-      if (contains && !option.ends) parts.push_back(Anything());
+      if (contains && !option.has_end_anchor) parts.push_back(Anything());
       whole.push_back(MakeRegex(Regex::Kind::kSequence, std::move(parts)));
     }
     return MakeRegex(Regex::Kind::kChoice, std::move(whole));
@@ -111,8 +111,8 @@ class Parser {
   }
 
   bool AtEnd() const { return at_ >= chars_.size(); }
-  char32_t Peek(std::size_t ahead = 0) const {
-    return at_ + ahead < chars_.size() ? chars_[at_ + ahead] : U'\0';
+  char32_t Peek(std::size_t offset = 0) const {
+    return at_ + offset < chars_.size() ? chars_[at_ + offset] : U'\0';
   }
   bool Take(char32_t c) {
     if (AtEnd() || Peek() != c) return false;
@@ -202,8 +202,8 @@ class Parser {
     }
     std::vector<AnchoredSequence> options;
     do {
-      QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> more, ParseAlternative(depth));
-      std::move(more.begin(), more.end(), std::back_inserter(options));
+      QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> alternative, ParseAlternative(depth));
+      std::move(alternative.begin(), alternative.end(), std::back_inserter(options));
     } while (Take('|'));
     return options;
   }
@@ -220,21 +220,22 @@ class Parser {
       if (Take('^')) {
         if (!is_first)
           return ErrorAt(start, "\"^\" is only supported at the beginning of an expression");
-        here.begins = true;
+        here.has_start_anchor = true;
         continue;
       }
       if (Take('$')) {
         if (!AtEnd() && Peek() != '|' && Peek() != ')') {
           return ErrorAt(start, "\"$\" is only supported at the end of an expression");
         }
-        here.ends = true;
+        here.has_end_anchor = true;
         continue;
       }
       if (!group.empty())
         return ErrorAt(start, "an anchor is not supported inside a group that is followed by text");
       QUIRE_ASSIGN_OR_RETURN(std::vector<AnchoredSequence> atom, ParseAtom(depth));
-      const bool is_anchored = std::any_of(
-          atom.begin(), atom.end(), [](const AnchoredSequence& a) { return a.begins || a.ends; });
+      const bool is_anchored = std::any_of(atom.begin(), atom.end(), [](const AnchoredSequence& a) {
+        return a.has_start_anchor || a.has_end_anchor;
+      });
       if (is_anchored) {
         if (!is_first)
           return ErrorAt(start,
@@ -256,8 +257,8 @@ class Parser {
     }
     if (group.empty()) return std::vector<AnchoredSequence>{std::move(here)};
     for (AnchoredSequence& option : group) {
-      option.begins |= here.begins;
-      option.ends |= here.ends;
+      option.has_start_anchor |= here.has_start_anchor;
+      option.has_end_anchor |= here.has_end_anchor;
     }
     return group;
   }
@@ -519,7 +520,7 @@ std::int64_t Bounded(std::int64_t value) {
 std::set<std::size_t> EndsFrom(const Regex& regex, const std::vector<char32_t>& text,
                                const std::set<std::size_t>& starts, std::int64_t* steps) {
   std::set<std::size_t> ends;
-  // One step here costs as much as four elsewhere.
+  // A visit here takes as long as four steps elsewhere.
   *steps -= 4 * (1 + static_cast<std::int64_t>(starts.size()));
   if (*steps < 0) return ends;
   switch (regex.kind) {

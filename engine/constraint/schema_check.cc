@@ -22,16 +22,16 @@ namespace quire::engine {
 
 namespace {
 
-constexpr std::size_t kMaxSchemas = 8192;  // per document, including intersections
-constexpr std::size_t kMaxWays = 1024;     // alternatives of one schema
-constexpr std::size_t kMaxQuoted = 200;    // bytes of the document that one reason quotes
-constexpr std::size_t kMaxReasons = 1200;  // total size of all reasons in bytes
+constexpr std::size_t kMaxSchemas = 8192;       // per document, including intersections
+constexpr std::size_t kMaxAlternatives = 1024;  // alternatives of one schema
+constexpr std::size_t kMaxQuoted = 200;         // bytes of the document that one reason quotes
+constexpr std::size_t kMaxReasons = 1200;       // total size of all reasons in bytes
 // Number of steps charged for a schema or a shape, because these also use memory.
 constexpr std::int64_t kStepsOfSchema = 64;
 constexpr std::int64_t kStepsUntilYield = 1 << 12;  // about 0.1 ms
 
-// Returns the reason why the text is too large to be parsed, or "" if it is not. The limits bound
-// the recursion over containers and linear searches for members.
+// Returns the reason why the text is too large to be parsed, or "" if it is within the limits. The
+// limits bound the recursion over containers and linear searches for members.
 std::string FindSizeError(absl::string_view text) {
   std::vector<std::size_t> members;  // number of members so far, per open container
   bool in_string = false;
@@ -83,7 +83,7 @@ std::string DecodedStep(absl::string_view step) {
 
 }  // namespace
 
-absl::Status SchemaRefused(const std::vector<SchemaReason>& reasons) {
+absl::Status SchemaError(const std::vector<SchemaReason>& reasons) {
   std::string all;
   for (const SchemaReason& reason : reasons) {
     absl::StrAppend(&all, all.empty() ? "" : "; ", reason.pointer, ": ", reason.text);
@@ -185,10 +185,10 @@ absl::Status SchemaDocument::Check(UnenforcedPolicy policy) {
       Refuse(*schemas_[i][0], "", "the schema refers to itself in a way that cannot be resolved");
     }
   }
-  if (!reasons_.empty()) return SchemaRefused(reasons_);
+  if (!reasons_.empty()) return SchemaError(reasons_);
   FindValues();
   if (!HasValue(root_)) {
-    return SchemaRefused({{.pointer = "", .keyword = "", .text = "no value is valid"}});
+    return SchemaError({{.pointer = "", .keyword = "", .text = "no value is valid"}});
   }
   return absl::OkStatus();
 }
@@ -354,30 +354,30 @@ bool SchemaDocument::HasValue(SchemaId id) const {
 const std::vector<Shape>* SchemaDocument::Read(SchemaId id) {
   const auto at = static_cast<std::size_t>(id);
   if (shapes_[at] != nullptr) return shapes_[at].get();
-  if (reading_.contains(id) || !Spend(kStepsOfSchema) ||
+  if (schemas_being_read_.contains(id) || !Spend(kStepsOfSchema) ||
       !Descend(schemas_[at].empty() ? nullptr : schemas_[at][0])) {
     return nullptr;
   }
-  reading_.insert(id);
+  schemas_being_read_.insert(id);
   const bool was_incomplete = std::exchange(is_incomplete_, false);
   std::vector<Shape> shapes = ReadShapes(schemas_[at]);
   if (!is_incomplete_) shapes_[at] = std::make_unique<std::vector<Shape>>(std::move(shapes));
   is_incomplete_ = was_incomplete;
-  reading_.erase(id);
+  schemas_being_read_.erase(id);
   --nesting_;
   return shapes_[at].get();
 }
 
 std::vector<Shape> SchemaDocument::ReadShapes(Nodes seeds) {
-  std::vector<Nodes> ways = {{}};
+  std::vector<Nodes> alternatives = {{}};
   for (const Node* seed : seeds) {
     std::vector<const Node*> path;
-    ways = Combine(*seed, ways, Expand(*seed, &path));
+    alternatives = Combine(*seed, alternatives, Expand(*seed, &path));
   }
   std::vector<Shape> shapes;
-  for (const Nodes& way : ways) {
-    if (!Spend(kStepsOfSchema + static_cast<std::int64_t>(way.size()))) break;
-    if (auto shape = ShapeBuilder(this, way, seeds.size() == 1).Build()) {
+  for (const Nodes& alternative : alternatives) {
+    if (!Spend(kStepsOfSchema + static_cast<std::int64_t>(alternative.size()))) break;
+    if (auto shape = ShapeBuilder(this, alternative, seeds.size() == 1).Build()) {
       shapes.push_back(*std::move(shape));
     }
   }
@@ -385,18 +385,18 @@ std::vector<Shape> SchemaDocument::ReadShapes(Nodes seeds) {
 }
 
 std::vector<SchemaDocument::Nodes> SchemaDocument::Combine(const Node& node,
-                                                           const std::vector<Nodes>& ways,
-                                                           const std::vector<Nodes>& more) {
-  if (ways.size() * more.size() > kMaxWays) {
+                                                           const std::vector<Nodes>& alternatives,
+                                                           const std::vector<Nodes>& others) {
+  if (alternatives.size() * others.size() > kMaxAlternatives) {
     Refuse(node, "",
-           absl::StrCat("there are more than ", kMaxWays, " combinations of alternatives"));
+           absl::StrCat("there are more than ", kMaxAlternatives, " combinations of alternatives"));
     return {};
   }
   std::vector<Nodes> both;
-  for (const Nodes& way : ways) {
-    for (const Nodes& next : more) {
-      if (!Spend(1 + static_cast<std::int64_t>(way.size() + next.size()))) return {};
-      both.push_back(way);
+  for (const Nodes& alternative : alternatives) {
+    for (const Nodes& next : others) {
+      if (!Spend(1 + static_cast<std::int64_t>(alternative.size() + next.size()))) return {};
+      both.push_back(alternative);
       both.back().insert(both.back().end(), next.begin(), next.end());
     }
   }
@@ -416,18 +416,19 @@ std::vector<SchemaDocument::Nodes> SchemaDocument::Expand(const Node& node,
   if (!Spend(1) || !Descend(&node)) return {};
   path->push_back(&node);
   const OwnKeywords& keywords = OwnKeywordsOf(node);
-  std::vector<Nodes> ways = {{&node}};
-  for (const Node* other : keywords.all) ways = Combine(node, ways, Expand(*other, path));
+  std::vector<Nodes> alternatives = {{&node}};
+  for (const Node* other : keywords.all)
+    alternatives = Combine(node, alternatives, Expand(*other, path));
   for (const auto& branches : keywords.unions) {
     std::vector<Nodes> any;
     for (const Node* branch : branches) {
-      for (Nodes& way : Expand(*branch, path)) any.push_back(std::move(way));
+      for (Nodes& alternative : Expand(*branch, path)) any.push_back(std::move(alternative));
     }
-    ways = Combine(node, ways, any);
+    alternatives = Combine(node, alternatives, any);
   }
   path->pop_back();
   --nesting_;
-  return ways;
+  return alternatives;
 }
 
 bool SchemaDocument::Accepts(SchemaId id, const OrderedJson& value) {
@@ -543,7 +544,7 @@ bool SchemaDocument::Accepts(const Shape& shape, const OrderedJson& value) {
 }
 
 // Returns true only if it is certain that no value satisfies both shapes.
-bool SchemaDocument::Disjoint(const Shape& a, const Shape& b, int depth) {
+bool SchemaDocument::AreDisjoint(const Shape& a, const Shape& b, int depth) {
   if (!Spend(1)) return false;
   for (const OrderedJson& value : a.values) {
     if (Accepts(b, value)) return false;
@@ -563,10 +564,10 @@ bool SchemaDocument::Disjoint(const Shape& a, const Shape& b, int depth) {
       return false;
     }
   }
-  return !a.object || !b.object || ObjectsDisjoint(*a.object, *b.object, depth);
+  return !a.object || !b.object || AreObjectsDisjoint(*a.object, *b.object, depth);
 }
 
-bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b, int depth) {
+bool SchemaDocument::AreObjectsDisjoint(const ObjectShape& a, const ObjectShape& b, int depth) {
   constexpr int kMaxDepth = 4;
   const auto never = [&](SchemaId id) {
     const Nodes& nodes = schemas_[static_cast<std::size_t>(id)];
@@ -593,11 +594,11 @@ bool SchemaDocument::ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b,
       const std::vector<Shape>* ours = Read(property.schema);
       const std::vector<Shape>* theirs = Read(match->schema);
       if (ours == nullptr || theirs == nullptr) continue;
-      const bool apart = std::all_of(ours->begin(), ours->end(), [&](const Shape& x) {
+      const bool is_disjoint = std::all_of(ours->begin(), ours->end(), [&](const Shape& x) {
         return std::all_of(theirs->begin(), theirs->end(),
-                           [&](const Shape& y) { return Disjoint(x, y, depth + 1); });
+                           [&](const Shape& y) { return AreDisjoint(x, y, depth + 1); });
       });
-      if (apart) return true;
+      if (is_disjoint) return true;
     }
   }
   return false;
@@ -617,7 +618,7 @@ void SchemaDocument::CheckDisjoint(const Node& node, const std::vector<const Nod
     if (!Spend(1) || shapes[i] == nullptr || shapes[j] == nullptr) return false;
     return std::all_of(shapes[i]->begin(), shapes[i]->end(), [&](const Shape& a) {
       return std::all_of(shapes[j]->begin(), shapes[j]->end(),
-                         [&](const Shape& b) { return Disjoint(a, b, 0) && !is_incomplete_; });
+                         [&](const Shape& b) { return AreDisjoint(a, b, 0) && !is_incomplete_; });
     });
   };
   bool is_ok = true;

@@ -60,7 +60,7 @@ struct SchemaReason {
 
 // Returns BAD_CONSTRAINT, stage `compile`, with `pointer` and `keyword` of the first reason.
 // REQUIRES: reasons is not empty.
-absl::Status SchemaRefused(const std::vector<SchemaReason>& reasons);
+absl::Status SchemaError(const std::vector<SchemaReason>& reasons);
 
 // Returns a name as a step of a JSON pointer, including the slash before it.
 std::string PointerStep(absl::string_view name);
@@ -88,11 +88,11 @@ struct NumberShape {
 struct UniqueItems {
   struct State {
     // Pairs of an item (an index into `values`) and the next state, which has a higher index.
-    std::vector<std::pair<std::size_t, std::size_t>> moves;
+    std::vector<std::pair<std::size_t, std::size_t>> transitions;
     bool may_end = false;
   };
   std::vector<OrderedJson> values;
-  std::vector<State> states;  // starts at the first state
+  std::vector<State> states;  // the first is the start state
 };
 
 struct ArrayShape {
@@ -111,7 +111,7 @@ struct ObjectShape {
   };
   std::vector<Property> properties;    // in output order
   SchemaId additional;                 // schema of all other names
-  std::shared_ptr<const Regex> names;  // language of the other names; null: any name
+  std::shared_ptr<const Regex> names;  // pattern of the other names; null: any name
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
 };
@@ -178,12 +178,12 @@ class SchemaDocument {
   // Returns the alternatives in which a value can satisfy the node. Each is the list of nodes whose
   // own keywords the value must satisfy.
   std::vector<Nodes> Expand(const Node& node, std::vector<const Node*>* path);
-  // Returns every combination of one of `ways` and one of `more`.
-  std::vector<Nodes> Combine(const Node& node, const std::vector<Nodes>& ways,
-                             const std::vector<Nodes>& more);
+  // Returns every combination of one entry of `alternatives` and one entry of `others`.
+  std::vector<Nodes> Combine(const Node& node, const std::vector<Nodes>& alternatives,
+                             const std::vector<Nodes>& others);
   void CheckDisjoint(const Node& node, const std::vector<const Node*>& branches);
-  bool Disjoint(const Shape& a, const Shape& b, int depth);
-  bool ObjectsDisjoint(const ObjectShape& a, const ObjectShape& b, int depth);
+  bool AreDisjoint(const Shape& a, const Shape& b, int depth);
+  bool AreObjectsDisjoint(const ObjectShape& a, const ObjectShape& b, int depth);
   bool Accepts(SchemaId id, const OrderedJson& value);
   bool Accepts(const Shape& shape, const OrderedJson& value);
   bool AcceptsArray(const ArrayShape& shape, const OrderedJson& value);
@@ -213,7 +213,7 @@ class SchemaDocument {
   std::vector<Nodes> schemas_;                               // indexed by SchemaId
   std::vector<std::unique_ptr<std::vector<Shape>>> shapes_;  // indexed by SchemaId; null: not read
   std::vector<bool> has_value_;                              // indexed by SchemaId
-  std::set<SchemaId> reading_;                               // schemas whose Read is in progress
+  std::set<SchemaId> schemas_being_read_;                    // schemas whose Read is in progress
   bool is_incomplete_ = false;  // the schema being read depends on one that is still being read
   std::vector<SchemaReason> reasons_;
   UnenforcedPolicy policy_ = UnenforcedPolicy::kRefuse;

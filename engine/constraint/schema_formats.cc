@@ -59,21 +59,21 @@ std::string Ipv6() {
 constexpr char kHost[] = "[A-Za-z0-9](?:(?:\\.|--?)?[A-Za-z0-9])*";
 
 // RFC 3986, with registered names as hosts. A path and its query are one repetition.
-constexpr char kChar[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
-constexpr char kMore[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*";
+constexpr char kPathChar[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
+constexpr char kPathAndQuery[] = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*";
 
 std::string Authority() {
   return absl::StrCat("(?:[A-Za-z0-9._~!$&'()*+,;=:-]{0,64}@)?(?:", kHost, ")?(?::\\d{1,5})?");
 }
 
 std::string Uri() {
-  return absl::StrCat("[A-Za-z][A-Za-z0-9+.-]{0,30}:(?://", Authority(), "(?:[/?]", kMore, ")?|/?",
-                      kChar, kMore, ")(?:#", kMore, ")?");
+  return absl::StrCat("[A-Za-z][A-Za-z0-9+.-]{0,30}:(?://", Authority(), "(?:[/?]", kPathAndQuery,
+                      ")?|/?", kPathChar, kPathAndQuery, ")(?:#", kPathAndQuery, ")?");
 }
 
 std::string UriReference() {
-  return absl::StrCat(Uri(), "|(?:/?(?:[A-Za-z0-9._~-]+(?:/[A-Za-z0-9._~-]*)*)?)(?:\\?", kMore,
-                      ")?(?:#", kMore, ")?");
+  return absl::StrCat(Uri(), "|(?:/?(?:[A-Za-z0-9._~-]+(?:/[A-Za-z0-9._~-]*)*)?)(?:\\?",
+                      kPathAndQuery, ")?(?:#", kPathAndQuery, ")?");
 }
 
 std::string Email() {

@@ -23,7 +23,7 @@ constexpr int kMaxNameDepth = 64;
 
 // The first kMaxNameDepth characters of names, as a tree.
 struct NameTree {
-  bool ends = false;
+  bool is_name = false;
   std::map<char32_t, NameTree> next;
 
   void Add(absl::string_view name) {
@@ -34,7 +34,7 @@ struct NameTree {
       at = &at->next[c.code_point];
       i += c.size_bytes;
     }
-    at->ends |= i == name.size();
+    at->is_name |= i == name.size();
   }
 
   // Returns the number of nodes at a depth less than `depth`.
@@ -65,7 +65,7 @@ class Writer {
         quotes_(is_python_ ? std::vector{kDouble, kSingle} : std::vector{kDouble}) {
     is_compact_ = whitespace == JsonWhitespace::kCompact;
     if (is_compact_) return;
-    indent_ = Indent();
+    indent_ = WriteIndent();
     gap_ = grammar_.Share(GrammarText::Choice(OptionsWithGap(GrammarText::Empty())));
   }
 
@@ -75,7 +75,7 @@ class Writer {
     strings_are_nested_ = !is_python_ && std::ranges::none_of(schemas, [&](SchemaId id) {
       return std::ranges::any_of(document_.ShapesOf(id), is_string);
     });
-    for (const SchemaId id : schemas) written.push_back(Schema(id));
+    for (const SchemaId id : schemas) written.push_back(WriteSchema(id));
     WriteReservedRules();
     return written;
   }
@@ -85,13 +85,14 @@ class Writer {
     std::vector<Expression> options;
     for (const Shape& shape : document_.ShapesOf(document_.root())) {
       for (const OrderedJson& value : shape.values) {
-        if (value.is_object()) options.push_back(Pairs(value, &Writer::Argument));
+        if (value.is_object()) options.push_back(WritePairs(value, &Writer::WriteArgument));
       }
       if (!shape.object) continue;
-      const auto properties = Properties(*shape.object);
+      const auto properties = FindUsableProperties(*shape.object);
       if (!properties) continue;
-      const ObjectText text{.name = &Writer::Argument, .end = GrammarText::Empty(), .other = {}};
-      const auto body = Members(*shape.object, *properties, text);
+      const ObjectText text{
+          .name = &Writer::WriteArgument, .end = GrammarText::Empty(), .other = {}};
+      const auto body = WriteMembers(*shape.object, *properties, text);
       if (body) options.push_back(*body);
     }
     if (options.empty()) return std::nullopt;
@@ -113,7 +114,7 @@ class Writer {
   // Writes the white space at the start of a line, with each length spelled out. The library builds
   // one automaton from it and precomputes its masks. In JSON, the rule declares the few characters
   // that can follow.
-  Expression Indent() {
+  Expression WriteIndent() {
     Expression& cached = grammar_.CachedExpression(is_python_ ? "indent of Python" : "indent");
     if (!cached.empty()) return cached;
     std::vector<Expression> lengths;
@@ -130,7 +131,7 @@ class Writer {
     return cached = GrammarText::Reference(rule);
   }
 
-  // Returns the ways to write a gap followed by `next`.
+  // Returns the alternatives of a gap followed by `next`.
   std::vector<Expression> OptionsWithGap(const Expression& next) const {
     std::vector<Expression> options = {next};
     for (const char* const space : {" ", "\n", "\r\n"}) {
@@ -165,7 +166,7 @@ class Writer {
       const auto [id, rule] = reserved_[i];
       std::vector<Expression> options;
       for (const Shape& shape : document_.ShapesOf(id)) AddShape(shape, &options);
-      // The method Schema is only called for schemas that accept some value.
+      // WriteSchema is only called for schemas that accept some value.
       if (options.empty()) {
         grammar_.Refuse("internal error: a schema accepts no value");
       } else {
@@ -177,11 +178,11 @@ class Writer {
   // Returns an expression for the schema. For a schema of scalars it is a shared expression, and
   // for any other schema a reference to a rule that WriteReservedRules defines. REQUIRES: the
   // schema accepts some value.
-  Expression Schema(SchemaId id) {
+  Expression WriteSchema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
-    // Schemas of scalars reserve no rule, because it could be a second name of another rule. A
-    // second name makes masks slow (GrammarText::Share).
+    // Schemas of scalars reserve no rule, because the rule could be a second name of another rule.
+    // A second name makes masks slow (GrammarText::Share).
     if (std::ranges::none_of(document_.ShapesOf(id), [](const Shape& shape) {
           return shape.array.has_value() || shape.object.has_value();
         })) {
@@ -197,40 +198,40 @@ class Writer {
   }
 
   void AddShape(const Shape& shape, std::vector<Expression>* options) {
-    for (const OrderedJson& value : shape.values) options->push_back(Value(value));
-    if (shape.null) options->push_back(Scalar(nullptr));
+    for (const OrderedJson& value : shape.values) options->push_back(WriteValue(value));
+    if (shape.null) options->push_back(WriteScalar(nullptr));
     if (shape.boolean) {
-      options->push_back(Scalar(true));
-      options->push_back(Scalar(false));
+      options->push_back(WriteScalar(true));
+      options->push_back(WriteScalar(false));
     }
-    if (shape.number) options->push_back(Number(*shape.number));
-    if (shape.string) options->push_back(String(*shape.string));
+    if (shape.number) options->push_back(WriteNumber(*shape.number));
+    if (shape.string) options->push_back(WriteString(*shape.string));
     if (shape.array) AddArray(*shape.array, options);
     if (shape.object) AddObject(*shape.object, options);
   }
 
   // Matches one character of a string in canonical form.
-  Expression Char(const Quotes& quotes) {
+  Expression WriteChar(const Quotes& quotes) {
     return grammar_.Character(CodePoints::All(), quotes.spelling);
   }
 
-  static Expression QuoteMark(const Quotes& quotes) {
+  static Expression WriteQuoteMark(const Quotes& quotes) {
     return GrammarText::Literal(absl::string_view(&quotes.mark, 1));
   }
 
   // Writes a string with each of the allowed quotes.
   template <typename Write>
-  Expression InQuotes(const Write& write) {
+  Expression WriteInQuotes(const Write& write) {
     std::vector<Expression> options;
     for (const Quotes& quotes : quotes_) options.push_back(write(quotes));
     return options.size() == 1 ? options[0] : grammar_.Share(GrammarText::Choice(options));
   }
 
-  Expression FreeString() {
-    return InQuotes([&](const Quotes& quotes) { return FreeString(quotes); });
+  Expression WriteFreeString() {
+    return WriteInQuotes([&](const Quotes& quotes) { return WriteFreeString(quotes); });
   }
 
-  Expression FreeString(const Quotes& quotes) {
+  Expression WriteFreeString(const Quotes& quotes) {
     const std::string name = absl::StrCat("free string", is_python_ ? " of Python " : "",
                                           is_python_ ? absl::string_view(&quotes.mark, 1) : "",
                                           strings_are_nested_ ? " nested" : "");
@@ -249,17 +250,17 @@ class Writer {
     const Expression escaped = grammar_.Character(CodePoints(letters), Spelling::kPlain);
     grammar_.Define(
         rest,
-        absl::StrCat(QuoteMark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ",
+        absl::StrCat(WriteQuoteMark(quotes), " | ", grammar_.Character(raw, Spelling::kPlain), " ",
                      again, " | \"\\u005c\" ", escaped, " ", again, " | \"\\u005c\" ",
-                     UnicodeEscape(), " ", again),
+                     WriteUnicodeEscape(), " ", again),
         strings_are_nested_ ? GrammarText::Sequence({gap_, "[\\u002c\\u003a\\u005d\\u007d]"}) : "");
-    cached = grammar_.Share(GrammarText::Sequence({QuoteMark(quotes), again}));
+    cached = grammar_.Share(GrammarText::Sequence({WriteQuoteMark(quotes), again}));
     return cached;
   }
 
   // Matches any \u escape except unpaired surrogates. Python has no surrogate pairs, so its escapes
   // exclude all surrogates.
-  Expression UnicodeEscape() const {
+  Expression WriteUnicodeEscape() const {
     constexpr char kHex[] = "[0-9A-Fa-f]";
     const Expression pair = absl::StrCat(" | [Dd] [89ABab] ", kHex, " ", kHex,
                                          " \"\\u005cu\" [Dd] [C-Fc-f] ", kHex, " ", kHex);
@@ -267,31 +268,31 @@ class Writer {
                         kHex, " ", kHex, is_python_ ? "" : pair, ")");
   }
 
-  static Expression Quoted(const Quotes& quotes, const Expression& body) {
-    return GrammarText::Sequence({QuoteMark(quotes), body, QuoteMark(quotes)});
+  static Expression WriteQuoted(const Quotes& quotes, const Expression& body) {
+    return GrammarText::Sequence({WriteQuoteMark(quotes), body, WriteQuoteMark(quotes)});
   }
 
-  Expression String(const StringShape& string) {
-    if (!string.pattern && string.min == 0 && !string.max) return FreeString();
-    return InQuotes([&](const Quotes& quotes) { return String(string, quotes); });
+  Expression WriteString(const StringShape& string) {
+    if (!string.pattern && string.min == 0 && !string.max) return WriteFreeString();
+    return WriteInQuotes([&](const Quotes& quotes) { return WriteString(string, quotes); });
   }
 
-  Expression String(const StringShape& string, const Quotes& quotes) {
+  Expression WriteString(const StringShape& string, const Quotes& quotes) {
     if (string.pattern) {
       return grammar_.Share(
-          Quoted(quotes, WriteRegex(*string.pattern, quotes.spelling, &grammar_)));
+          WriteQuoted(quotes, WriteRegex(*string.pattern, quotes.spelling, &grammar_)));
     }
     const CodePoints any = CodePoints::All();
     if (string.max && *string.max <= GrammarText::kMaxCounted) {
-      const Expression rest = grammar_.CharactersBefore(QuoteMark(quotes), any, quotes.spelling,
-                                                        string.min, *string.max);
-      return grammar_.Share(GrammarText::Sequence({QuoteMark(quotes), rest}));
+      const Expression rest = grammar_.CharactersBefore(WriteQuoteMark(quotes), any,
+                                                        quotes.spelling, string.min, *string.max);
+      return grammar_.Share(GrammarText::Sequence({WriteQuoteMark(quotes), rest}));
     }
-    return grammar_.Share(
-        Quoted(quotes, grammar_.RepeatCharacter(any, quotes.spelling, string.min, string.max)));
+    return grammar_.Share(WriteQuoted(
+        quotes, grammar_.RepeatCharacter(any, quotes.spelling, string.min, string.max)));
   }
 
-  Expression Number(const NumberShape& number) {
+  Expression WriteNumber(const NumberShape& number) {
     if (number.multiples) return grammar_.Share(WriteNumbers(*number.multiples, &grammar_));
     if (number.range.low || number.range.high) {
       const auto within =
@@ -324,15 +325,15 @@ class Writer {
     return out;
   }
 
-  Expression StringLiteral(const std::string& text) {
-    return InQuotes([&](const Quotes& quotes) {
+  Expression WriteStringLiteral(const std::string& text) {
+    return WriteInQuotes([&](const Quotes& quotes) {
       const std::string mark(1, quotes.mark);
       return GrammarText::Literal(absl::StrCat(mark, Canonical(text, quotes), mark));
     });
   }
 
-  Expression Scalar(const OrderedJson& value) {
-    if (value.is_string()) return StringLiteral(value.get<std::string>());
+  Expression WriteScalar(const OrderedJson& value) {
+    if (value.is_string()) return WriteStringLiteral(value.get<std::string>());
     if (is_python_ && value.is_null()) return GrammarText::Literal("None");
     if (is_python_ && value.is_boolean()) {
       return GrammarText::Literal(value.get<bool>() ? "True" : "False");
@@ -341,20 +342,20 @@ class Writer {
   }
 
   // Writes one constant, with gaps where they are allowed.
-  Expression Value(const OrderedJson& value) {
+  Expression WriteValue(const OrderedJson& value) {
     if (value.is_array()) {
       std::vector<Expression> parts = {GrammarText::Literal("["), gap_};
       for (std::size_t i = 0; i < value.size(); ++i) {
-        if (i > 0) parts.push_back(ConstantSeparator(","));
-        parts.push_back(Value(value[i]));
+        if (i > 0) parts.push_back(WriteConstantSeparator(","));
+        parts.push_back(WriteValue(value[i]));
       }
       if (!value.empty()) parts.push_back(gap_);
       parts.push_back(GrammarText::Literal("]"));
       return GrammarText::Sequence(parts);
     }
-    if (!value.is_object()) return Scalar(value);
+    if (!value.is_object()) return WriteScalar(value);
     std::vector<Expression> parts = {GrammarText::Literal("{"), gap_};
-    parts.push_back(Pairs(value, &Writer::Key));
+    parts.push_back(WritePairs(value, &Writer::WriteKey));
     if (!value.empty()) parts.push_back(gap_);
     parts.push_back(GrammarText::Literal("}"));
     return GrammarText::Sequence(parts);
@@ -363,38 +364,39 @@ class Writer {
   // Writes the name of a member and then `value`, which matches the member's value and all text
   // after it.
   using WriteName = Expression (Writer::*)(const std::string& name, const Expression& value);
-  Expression Key(const std::string& name, const Expression& value) {
-    return NameAndValue(StringLiteral(name), value);
+  Expression WriteKey(const std::string& name, const Expression& value) {
+    return WriteNameAndValue(WriteStringLiteral(name), value);
   }
-  Expression Argument(const std::string& name, const Expression& value) {
+  Expression WriteArgument(const std::string& name, const Expression& value) {
     return GrammarText::Sequence({GrammarText::Literal(absl::StrCat(name, "=")), value});
   }
 
-  Expression Pairs(const OrderedJson& object, WriteName write_name) {
+  Expression WritePairs(const OrderedJson& object, WriteName write_name) {
     std::vector<Expression> parts;
     for (const auto& [name, member] : object.items()) {
-      if (!parts.empty()) parts.push_back(ConstantSeparator(","));
-      if (write_name == &Writer::Argument) {
-        parts.push_back(Argument(name, Value(member)));
+      if (!parts.empty()) parts.push_back(WriteConstantSeparator(","));
+      if (write_name == &Writer::WriteArgument) {
+        parts.push_back(WriteArgument(name, WriteValue(member)));
       } else {
-        parts.push_back(StringLiteral(name));
-        parts.push_back(ConstantSeparator(":"));
-        parts.push_back(Value(member));
+        parts.push_back(WriteStringLiteral(name));
+        parts.push_back(WriteConstantSeparator(":"));
+        parts.push_back(WriteValue(member));
       }
     }
     return GrammarText::Sequence(parts);
   }
 
-  // Writes a comma or a colon inside a constant. Unlike Comma and NameAndValue, adds no rules.
-  Expression ConstantSeparator(absl::string_view mark) const {
+  // Writes a comma or a colon inside a constant. Unlike WriteComma and WriteNameAndValue, adds no
+  // rules.
+  Expression WriteConstantSeparator(absl::string_view mark) const {
     return GrammarText::Sequence(
         {gap_, GrammarText::Literal(mark), is_compact_ ? GrammarText::Literal(" ") : gap_});
   }
 
-  Expression Comma(const Expression& next) {
+  Expression WriteComma(const Expression& next) {
     return AfterGap(GrammarText::Sequence({GrammarText::Literal(","), AfterSeparator(next)}));
   }
-  Expression NameAndValue(const Expression& name, const Expression& value) {
+  Expression WriteNameAndValue(const Expression& name, const Expression& value) {
     return GrammarText::Sequence({name, AfterGap(GrammarText::Sequence(
                                             {GrammarText::Literal(":"), AfterSeparator(value)}))});
   }
@@ -405,8 +407,8 @@ class Writer {
     std::size_t prefix = 0;
     while (prefix < array.prefix.size() && document_.HasValue(array.prefix[prefix])) ++prefix;
     std::optional<std::int64_t> max = array.max;
-    const bool cut = prefix < array.prefix.size();
-    if (cut || !document_.HasValue(array.items)) {
+    const bool is_cut = prefix < array.prefix.size();
+    if (is_cut || !document_.HasValue(array.items)) {
       max = std::min<std::int64_t>(static_cast<std::int64_t>(prefix), max.value_or(INT64_MAX));
     }
     if (max && *max < array.min) return;
@@ -418,9 +420,9 @@ class Writer {
       const bool is_first = count == 0;  // the first item has no comma before it
       const std::int64_t before = is_first ? 1 : count;
       const std::optional<std::int64_t> more = max ? std::optional(*max - before) : std::nullopt;
-      const Expression item = Schema(array.items);
+      const Expression item = WriteSchema(array.items);
       rest = GrammarText::Sequence(
-          {grammar_.Repeat(Comma(item), std::max<std::int64_t>(array.min - before, 0), more),
+          {grammar_.Repeat(WriteComma(item), std::max<std::int64_t>(array.min - before, 0), more),
            rest});
       if (is_first) {
         return FinishArray(array.min == 0, GrammarText::Sequence({item, rest}), options);
@@ -429,49 +431,51 @@ class Writer {
     for (std::size_t i = prefix; i-- > 1;) {
       const auto at = static_cast<std::int64_t>(i);
       if (max && at >= *max) continue;
-      std::vector<Expression> ways = {
-          Comma(GrammarText::Sequence({Schema(array.prefix[i]), rest}))};
-      if (at >= array.min) ways.push_back(AfterGap(GrammarText::Literal("]")));
-      rest = grammar_.Share(GrammarText::Choice(ways));
+      std::vector<Expression> alternatives = {
+          WriteComma(GrammarText::Sequence({WriteSchema(array.prefix[i]), rest}))};
+      if (at >= array.min) alternatives.push_back(AfterGap(GrammarText::Literal("]")));
+      rest = grammar_.Share(GrammarText::Choice(alternatives));
     }
     if (prefix == 0 || (max && *max == 0)) {
-      if (array.min == 0) options->push_back(EmptyContainer("[", "]"));
+      if (array.min == 0) options->push_back(WriteEmptyContainer("[", "]"));
       return;
     }
-    FinishArray(array.min == 0, GrammarText::Sequence({Schema(array.prefix[0]), rest}), options);
+    FinishArray(array.min == 0, GrammarText::Sequence({WriteSchema(array.prefix[0]), rest}),
+                options);
   }
 
   void AddUniqueItems(const UniqueItems& items, std::vector<Expression>* options) {
     std::vector<Expression> values;
-    for (const OrderedJson& value : items.values) values.push_back(grammar_.Share(Value(value)));
+    for (const OrderedJson& value : items.values)
+      values.push_back(grammar_.Share(WriteValue(value)));
     // Built from the last state to the first: rest[i] matches what may follow in state i.
     std::vector<Expression> rest(items.states.size());
     const auto next = [&](const UniqueItems::State& state) {
-      std::vector<Expression> ways;
-      for (const auto& [value, to] : state.moves) {
-        ways.push_back(GrammarText::Sequence({values[value], rest[to]}));
+      std::vector<Expression> alternatives;
+      for (const auto& [value, to] : state.transitions) {
+        alternatives.push_back(GrammarText::Sequence({values[value], rest[to]}));
       }
-      return grammar_.Share(GrammarText::Choice(ways));
+      return grammar_.Share(GrammarText::Choice(alternatives));
     };
     for (std::size_t i = items.states.size(); i-- > 1;) {
       const UniqueItems::State& state = items.states[i];
-      std::vector<Expression> ways;
-      if (!state.moves.empty()) ways.push_back(Comma(next(state)));
-      if (state.may_end) ways.push_back(AfterGap(GrammarText::Literal("]")));
+      std::vector<Expression> alternatives;
+      if (!state.transitions.empty()) alternatives.push_back(WriteComma(next(state)));
+      if (state.may_end) alternatives.push_back(AfterGap(GrammarText::Literal("]")));
       // If nothing can follow in a state, no move leads to it, and its rest[i] stays empty.
-      if (!ways.empty()) rest[i] = grammar_.Share(GrammarText::Choice(ways));
+      if (!alternatives.empty()) rest[i] = grammar_.Share(GrammarText::Choice(alternatives));
     }
     const UniqueItems::State& start = items.states[0];
-    if (!start.moves.empty()) return FinishArray(start.may_end, next(start), options);
-    options->push_back(EmptyContainer("[", "]"));
+    if (!start.transitions.empty()) return FinishArray(start.may_end, next(start), options);
+    options->push_back(WriteEmptyContainer("[", "]"));
   }
 
   void FinishArray(bool may_be_empty, const Expression& items, std::vector<Expression>* options) {
     options->push_back(GrammarText::Sequence({GrammarText::Literal("["), AfterGap(items)}));
-    if (may_be_empty) options->push_back(EmptyContainer("[", "]"));
+    if (may_be_empty) options->push_back(WriteEmptyContainer("[", "]"));
   }
 
-  Expression EmptyContainer(absl::string_view open, absl::string_view close) {
+  Expression WriteEmptyContainer(absl::string_view open, absl::string_view close) {
     return GrammarText::Sequence(
         {GrammarText::Literal(open), AfterGap(GrammarText::Literal(close))});
   }
@@ -479,8 +483,8 @@ class Writer {
   // Writes the rest of an undeclared name with its closing quote. The name has a prefix of fewer
   // than `depth` characters in common with a declared name, because each branching position costs
   // the library a traversal of the vocabulary.
-  Expression UndeclaredName(const NameTree& tree, int depth, const Quotes& quotes,
-                            const Expression& rest) {
+  Expression WriteUndeclaredName(const NameTree& tree, int depth, const Quotes& quotes,
+                                 const Expression& rest) {
     std::vector<Expression> options;
     std::vector<CodePoints::Range> declared_chars;
     for (const auto& [c, next] : tree.next) {
@@ -488,22 +492,22 @@ class Writer {
       if (depth <= 1) continue;
       options.push_back(
           GrammarText::Sequence({grammar_.Character(CodePoints({{c, c}}), quotes.spelling),
-                                 UndeclaredName(next, depth - 1, quotes, rest)}));
+                                 WriteUndeclaredName(next, depth - 1, quotes, rest)}));
     }
     const CodePoints others = CodePoints(std::move(declared_chars)).Complement();
     options.push_back(GrammarText::Sequence({grammar_.Character(others, quotes.spelling), rest}));
-    if (!tree.ends) options.push_back(QuoteMark(quotes));
+    if (!tree.is_name) options.push_back(WriteQuoteMark(quotes));
     return grammar_.Share(GrammarText::Choice(options));
   }
 
-  Expression OtherName(const ObjectShape& object) {
-    if (!object.names && object.properties.empty()) return FreeString();
-    return InQuotes([&](const Quotes& quotes) { return OtherName(object, quotes); });
+  Expression WriteOtherName(const ObjectShape& object) {
+    if (!object.names && object.properties.empty()) return WriteFreeString();
+    return WriteInQuotes([&](const Quotes& quotes) { return WriteOtherName(object, quotes); });
   }
 
-  Expression OtherName(const ObjectShape& object, const Quotes& quotes) {
+  Expression WriteOtherName(const ObjectShape& object, const Quotes& quotes) {
     if (object.names) {
-      return Quoted(quotes, WriteRegex(*object.names, quotes.spelling, &grammar_));
+      return WriteQuoted(quotes, WriteRegex(*object.names, quotes.spelling, &grammar_));
     }
     NameTree tree;
     for (const auto& property : object.properties) tree.Add(property.name);
@@ -513,13 +517,15 @@ class Writer {
     // another spelling.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
-    grammar_.Define(rest, GrammarText::Choice(
-                              {QuoteMark(quotes), GrammarText::Sequence({Char(quotes), again})}));
-    return GrammarText::Sequence({QuoteMark(quotes), UndeclaredName(tree, depth, quotes, again)});
+    grammar_.Define(rest, GrammarText::Choice({WriteQuoteMark(quotes),
+                                               GrammarText::Sequence({WriteChar(quotes), again})}));
+    return GrammarText::Sequence(
+        {WriteQuoteMark(quotes), WriteUndeclaredName(tree, depth, quotes, again)});
   }
 
   // Returns the properties that accept some value, or nullopt if a required property accepts none.
-  std::optional<std::vector<ObjectShape::Property>> Properties(const ObjectShape& object) const {
+  std::optional<std::vector<ObjectShape::Property>> FindUsableProperties(
+      const ObjectShape& object) const {
     std::vector<ObjectShape::Property> properties;
     for (const auto& property : object.properties) {
       if (document_.HasValue(property.schema)) {
@@ -539,31 +545,32 @@ class Writer {
   };
 
   void AddObject(const ObjectShape& object, std::vector<Expression>* options) {
-    const auto properties = Properties(object);
+    const auto properties = FindUsableProperties(object);
     if (!properties) return;
-    ObjectText text{.name = &Writer::Key, .end = GrammarText::Literal("}"), .other = {}};
+    ObjectText text{.name = &Writer::WriteKey, .end = GrammarText::Literal("}"), .other = {}};
     if (document_.HasValue(object.additional)) {
-      text.other = grammar_.Share(NameAndValue(OtherName(object), Schema(object.additional)));
+      text.other =
+          grammar_.Share(WriteNameAndValue(WriteOtherName(object), WriteSchema(object.additional)));
     }
-    if (const auto body = Members(object, *properties, text)) {
+    if (const auto body = WriteMembers(object, *properties, text)) {
       options->push_back(GrammarText::Sequence({GrammarText::Literal("{"), AfterGap(*body)}));
     }
   }
 
   // Writes what may follow the opening bracket. Returns nullopt if nothing is valid.
-  std::optional<Expression> Members(const ObjectShape& object,
-                                    const std::vector<ObjectShape::Property>& properties,
-                                    const ObjectText& text) {
+  std::optional<Expression> WriteMembers(const ObjectShape& object,
+                                         const std::vector<ObjectShape::Property>& properties,
+                                         const ObjectText& text) {
     // before[i] has the possible numbers of members before property i, and before.back() those
     // before the end. Numbers above `max_count` are stored as `max_count`, because they allow the
     // same text.
     const std::int64_t max_count = std::max<std::int64_t>({1, object.min, object.max.value_or(0)});
-    const auto full = [&](std::int64_t count) { return object.max && count >= *object.max; };
+    const auto is_full = [&](std::int64_t count) { return object.max && count >= *object.max; };
     std::vector<std::set<std::int64_t>> before(properties.size() + 1);
     before[0] = {0};
     for (std::size_t i = 0; i < properties.size(); ++i) {
       for (const std::int64_t count : before[i]) {
-        if (!full(count)) before[i + 1].insert(std::min(count + 1, max_count));
+        if (!is_full(count)) before[i + 1].insert(std::min(count + 1, max_count));
         if (!properties[i].required) before[i + 1].insert(count);
       }
     }
@@ -571,15 +578,15 @@ class Writer {
     // missing entry means that nothing is valid.
     std::map<std::int64_t, Expression> rest;
     for (const std::int64_t count : before.back()) {
-      if (count >= object.min) rest[count] = grammar_.Share(End(object, count, text));
+      if (count >= object.min) rest[count] = grammar_.Share(WriteEnd(object, count, text));
     }
     for (std::size_t i = properties.size(); i-- > 0;) {
       std::map<std::int64_t, Expression> here;
       for (const std::int64_t count : before[i]) {
         std::vector<Expression> options;
         const auto with = rest.find(std::min(count + 1, max_count)), without = rest.find(count);
-        if (!full(count) && with != rest.end()) {
-          options.push_back(Member(properties[i], text.name, count > 0, with->second));
+        if (!is_full(count) && with != rest.end()) {
+          options.push_back(WriteMember(properties[i], text.name, count > 0, with->second));
         }
         if (!properties[i].required && without != rest.end()) options.push_back(without->second);
         if (!options.empty()) here[count] = grammar_.Share(GrammarText::Choice(options));
@@ -590,19 +597,19 @@ class Writer {
     return all == rest.end() ? std::nullopt : std::optional(all->second);
   }
 
-  Expression Member(const ObjectShape::Property& property, WriteName write_name, bool comma,
-                    const Expression& rest) {
-    const Expression value = GrammarText::Sequence({Schema(property.schema), rest});
+  Expression WriteMember(const ObjectShape::Property& property, WriteName write_name, bool comma,
+                         const Expression& rest) {
+    const Expression value = GrammarText::Sequence({WriteSchema(property.schema), rest});
     const Expression member = (this->*write_name)(property.name, value);
-    return comma ? Comma(member) : member;
+    return comma ? WriteComma(member) : member;
   }
 
   // Writes undeclared members and the end.
-  Expression End(const ObjectShape& object, std::int64_t count, const ObjectText& text) {
+  Expression WriteEnd(const ObjectShape& object, std::int64_t count, const ObjectText& text) {
     const std::optional<std::int64_t> left =
         object.max ? std::optional(*object.max - count) : std::nullopt;
     if (!text.other || left == 0) return count == 0 ? text.end : AfterGap(text.end);
-    const Expression more = Comma(*text.other);
+    const Expression more = WriteComma(*text.other);
     const Expression close = AfterGap(text.end);
     if (count > 0) return GrammarText::Sequence({grammar_.Repeat(more, 0, left), close});
     const std::optional<std::int64_t> after_first = left ? std::optional(*left - 1) : std::nullopt;

@@ -27,8 +27,8 @@ std::vector<GrammarText::Expression> WriteSchemas(const SchemaDocument& document
 
 // Returns the objects of the root as Python keyword arguments, `a=1, b=[True, None]`, with only the
 // names that the schema declares or requires. Values are Python literals: strings have quotes of
-// either kind and JSON escapes, which Python reads in the same way. Returns nullopt if no object
-// has only such names. REQUIRES: as above, and the names are valid argument names.
+// either kind and JSON escapes, which Python reads in the same way. Returns nullopt if every object
+// has another name. REQUIRES: as above, and the names are valid argument names.
 std::optional<GrammarText::Expression> WritePythonArguments(const SchemaDocument& document,
                                                             JsonWhitespace whitespace,
                                                             GrammarText* grammar);

@@ -133,7 +133,7 @@ const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywo
 std::unique_ptr<NodeReader::OwnKeywords> NodeReader::Read() {
   const OrderedJson& json = *node_.json;
   if (json.is_boolean()) {
-    keywords_->never = !json.get<bool>();
+    keywords_->is_unsatisfiable = !json.get<bool>();
   } else if (json.is_object()) {
     ReadObject();
   } else {
@@ -154,9 +154,9 @@ void NodeReader::ReadObject() {
     keyword_ = keyword;
     const auto found = Keywords().find(keyword);
     if (found == Keywords().end()) {
-      Unknown(keyword);
-    } else if (found->second.refuse != nullptr) {
-      LeaveOut(found->second.refuse);
+      RejectUnknown(keyword);
+    } else if (found->second.reject_reason != nullptr) {
+      LeaveOut(found->second.reject_reason);
       keywords_->hides_evaluation = true;
     } else if (found->second.read != nullptr) {
       (this->*found->second.read)(value);
@@ -164,7 +164,7 @@ void NodeReader::ReadObject() {
   }
 }
 
-void NodeReader::Unknown(const std::string& keyword) {
+void NodeReader::RejectUnknown(const std::string& keyword) {
   if (keyword.starts_with("x-")) return;
   std::vector<absl::string_view> names;
   names.reserve(Keywords().size());
@@ -199,7 +199,7 @@ std::optional<std::int64_t> NodeReader::ReadCount(const OrderedJson& value) {
   return static_cast<std::int64_t>(value.get<double>());
 }
 
-std::optional<Decimal> NodeReader::Number(const OrderedJson& value) {
+std::optional<Decimal> NodeReader::ReadNumber(const OrderedJson& value) {
   if (!value.is_number()) {
     Refuse("must be a number");
     return std::nullopt;
@@ -248,7 +248,7 @@ void NodeReader::Type(const OrderedJson& value) {
 }
 
 void NodeReader::Nullable(const OrderedJson& value) {
-  if (!value.is_boolean()) Refuse("must be true or false");  // Type applies it
+  if (!value.is_boolean()) Refuse("must be true or false");  // read by Type
 }
 
 void NodeReader::Enum(const OrderedJson& value) {
@@ -273,47 +273,47 @@ void NodeReader::Const(const OrderedJson& value) {
   Enum(only);
 }
 
-void NodeReader::AtLeast(const Bound& bound) {
+void NodeReader::RaiseMinimum(const Bound& bound) {
   const int order = keywords_->range.low ? Compare(bound.value, keywords_->range.low->value) : 1;
   if (order > 0 || (order == 0 && bound.exclusive)) keywords_->range.low = bound;
 }
 
-void NodeReader::AtMost(const Bound& bound) {
+void NodeReader::LowerMaximum(const Bound& bound) {
   const int order = keywords_->range.high ? Compare(bound.value, keywords_->range.high->value) : -1;
   if (order < 0 || (order == 0 && bound.exclusive)) keywords_->range.high = bound;
 }
 
-void NodeReader::AtLeast(const OrderedJson& value, bool exclusive) {
-  if (const auto bound = Number(value)) AtLeast(Bound{*bound, exclusive});
+void NodeReader::RaiseMinimum(const OrderedJson& value, bool exclusive) {
+  if (const auto bound = ReadNumber(value)) RaiseMinimum(Bound{*bound, exclusive});
 }
 
-void NodeReader::AtMost(const OrderedJson& value, bool exclusive) {
-  if (const auto bound = Number(value)) AtMost(Bound{*bound, exclusive});
+void NodeReader::LowerMaximum(const OrderedJson& value, bool exclusive) {
+  if (const auto bound = ReadNumber(value)) LowerMaximum(Bound{*bound, exclusive});
 }
 
 void NodeReader::Minimum(const OrderedJson& value) {
   const OrderedJson* draft4 = Sibling("exclusiveMinimum");
-  AtLeast(value, draft4 != nullptr && draft4->is_boolean() && draft4->get<bool>());
+  RaiseMinimum(value, draft4 != nullptr && draft4->is_boolean() && draft4->get<bool>());
 }
 
 void NodeReader::Maximum(const OrderedJson& value) {
   const OrderedJson* draft4 = Sibling("exclusiveMaximum");
-  AtMost(value, draft4 != nullptr && draft4->is_boolean() && draft4->get<bool>());
+  LowerMaximum(value, draft4 != nullptr && draft4->is_boolean() && draft4->get<bool>());
 }
 
 void NodeReader::ExclusiveMinimum(const OrderedJson& value) {
-  if (!value.is_boolean()) AtLeast(value, true);
+  if (!value.is_boolean()) RaiseMinimum(value, true);
 }
 
 void NodeReader::ExclusiveMaximum(const OrderedJson& value) {
-  if (!value.is_boolean()) AtMost(value, true);
+  if (!value.is_boolean()) LowerMaximum(value, true);
 }
 
 void NodeReader::MultipleOf(const OrderedJson& value) {
-  const auto divisor = Number(value);
+  const auto divisor = ReadNumber(value);
   if (!divisor) return;
   if (divisor->negative || (divisor->whole == "0" && divisor->fraction.empty())) {
-    return Refuse(absl::StrCat("is ", divisor->ToString(), ", must be above 0"));
+    return Refuse(absl::StrCat("is ", divisor->ToString(), ", it must be above 0"));
   }
   using Multiple = engine::MultipleOf;
   keywords_->multiple = Multiple::Parse(*divisor);
@@ -350,8 +350,8 @@ void NodeReader::Format(const OrderedJson& value) {
   if (!value.is_string()) return Refuse("must be the name of a format");
   const auto name = value.get<std::string>();
   if (const std::optional<NumberRange> range = FormatRange(name)) {
-    AtLeast(*range->low);
-    AtMost(*range->high);
+    RaiseMinimum(*range->low);
+    LowerMaximum(*range->high);
     keywords_->integers = true;
     const OrderedJson* type = Sibling("type");
     if (type != nullptr && *type == "string") document_.ListUnenforced(node_, keyword_);
@@ -470,7 +470,7 @@ void NodeReader::OneOf(const OrderedJson& value) {
 // Supports only types, `true` and {}. Anything else would need the complement of a language.
 void NodeReader::Not(const OrderedJson& value) {
   if (value.is_boolean() || (value.is_object() && value.empty())) {
-    keywords_->never |= value.is_object() || value.get<bool>();
+    keywords_->is_unsatisfiable |= value.is_object() || value.get<bool>();
     return;
   }
   const auto type = value.is_object() ? value.find("type") : value.end();
@@ -509,7 +509,7 @@ void NodeReader::Ref(const OrderedJson& value) {
 }
 
 void NodeReader::Id(const OrderedJson& value) {
-  if (keyword_ == "id" && !value.is_string()) return Unknown("id");
+  if (keyword_ == "id" && !value.is_string()) return RejectUnknown("id");
   if (!node_.Pointer().empty())
     Refuse("is supported only at the root, because it changes the meaning of references");
 }
@@ -530,13 +530,13 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
     OrderedJson with = {{"required", names}}, without;
     with["required"].push_back(trigger);
     without["properties"][trigger] = false;
-    std::vector<const Node*> ways;
-    for (OrderedJson* way : {&with, &without}) {
-      document_.rewritten_json_.push_back(std::make_unique<OrderedJson>(std::move(*way)));
-      ways.push_back(Child(*document_.rewritten_json_.back(), trigger));
+    std::vector<const Node*> alternatives;
+    for (OrderedJson* alternative : {&with, &without}) {
+      document_.rewritten_json_.push_back(std::make_unique<OrderedJson>(std::move(*alternative)));
+      alternatives.push_back(Child(*document_.rewritten_json_.back(), trigger));
     }
-    // Both alternatives only restrict objects; the first one accepts all other values.
-    keywords_->unions.push_back(std::move(ways));
+    // Both alternatives accept every value that is not an object.
+    keywords_->unions.push_back(std::move(alternatives));
   }
 }
 

@@ -38,7 +38,7 @@ struct SchemaDocument::Node {
 };
 
 struct SchemaDocument::OwnKeywords {
-  bool never = false;  // no value is valid
+  bool is_unsatisfiable = false;  // no value is valid
   std::uint8_t types = kAllTypes;
   bool integers = false;
   std::optional<std::vector<OrderedJson>> values;
@@ -87,13 +87,13 @@ class NodeReader {
  private:
   using Handler = void (NodeReader::*)(const OrderedJson& value);
   struct Keyword {
-    Handler read;                  // null: an annotation
-    const char* refuse = nullptr;  // reason why it is rejected
+    Handler read;                         // null: an annotation
+    const char* reject_reason = nullptr;  // null: the keyword is supported
   };
   static const std::map<std::string, Keyword, std::less<>>& Keywords();
 
   void ReadObject();
-  void Unknown(const std::string& keyword);
+  void RejectUnknown(const std::string& keyword);
   void Type(const OrderedJson& value);
   void Nullable(const OrderedJson& value);
   void Enum(const OrderedJson& value);
@@ -138,11 +138,11 @@ class NodeReader {
   const Node* Child(const OrderedJson& value, const std::string& step = "");
   std::vector<const Node*> Children(const OrderedJson& value);
   std::optional<std::int64_t> ReadCount(const OrderedJson& value);
-  std::optional<Decimal> Number(const OrderedJson& value);
-  void AtLeast(const Bound& bound);
-  void AtMost(const Bound& bound);
-  void AtLeast(const OrderedJson& value, bool exclusive);
-  void AtMost(const OrderedJson& value, bool exclusive);
+  std::optional<Decimal> ReadNumber(const OrderedJson& value);
+  void RaiseMinimum(const Bound& bound);
+  void LowerMaximum(const Bound& bound);
+  void RaiseMinimum(const OrderedJson& value, bool exclusive);
+  void LowerMaximum(const OrderedJson& value, bool exclusive);
   const OrderedJson* Sibling(const char* keyword) const;
 
   SchemaDocument& document_;

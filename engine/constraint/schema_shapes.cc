@@ -13,13 +13,14 @@ namespace {
 
 constexpr std::int64_t kMaxPropertyStates = 8192;  // states for counting properties
 constexpr std::int64_t kStepsOfCopiedPart = 64;    // for each part of a copied expression
-// Maximum number of moves in UniqueItems. A move adds one item to the set of items so far.
-constexpr std::size_t kMaxUniqueMoves = 1 << 14;
+// Maximum number of transitions in UniqueItems. A transition adds one item to the set of items so
+// far.
+constexpr std::size_t kMaxUniqueTransitions = 1 << 14;
 // Minimum number of characters for each of several repetitions that share a maximum length.
 constexpr std::int64_t kMinShare = 24;
 
-std::optional<std::int64_t> LowerLimit(std::optional<std::int64_t> a,
-                                       std::optional<std::int64_t> b) {
+std::optional<std::int64_t> SmallerLimit(std::optional<std::int64_t> a,
+                                         std::optional<std::int64_t> b) {
   if (!a || !b) return a ? a : b;
   return std::min(*a, *b);
 }
@@ -55,21 +56,22 @@ bool ShareLength(std::int64_t max, Regex* regex);
 // Gives each part its minimum length, and divides the rest among the parts that can be longer.
 bool ShareAmong(std::int64_t max, std::vector<Regex>* parts) {
   // The parts of variable length, each with its maximum minus its minimum length.
-  std::vector<std::pair<std::int64_t, Regex*>> longer;
+  std::vector<std::pair<std::int64_t, Regex*>> longer_parts;
   for (Regex& part : *parts) {
     const TextLength own = LengthOf(part);
     max -= own.min;
-    const std::int64_t more = own.max ? *own.max - own.min : INT64_MAX;
-    if (more > 0) longer.emplace_back(more, &part);
+    const std::int64_t extra = own.max ? *own.max - own.min : INT64_MAX;
+    if (extra > 0) longer_parts.emplace_back(extra, &part);
   }
   if (max < 0) return false;
-  std::ranges::sort(longer, {}, [](const auto& part) { return part.first; });
+  std::ranges::sort(longer_parts, {}, [](const auto& part) { return part.first; });
   const auto num_long =
-      std::ranges::count_if(longer, [](const auto& part) { return part.first > kMinShare; });
-  for (std::size_t i = 0; i < longer.size(); ++i) {
-    const auto& [more, part] = longer[i];
-    const std::int64_t share = std::min(more, max / static_cast<std::int64_t>(longer.size() - i));
-    if (num_long > 1 && share < std::min(more, kMinShare)) return false;
+      std::ranges::count_if(longer_parts, [](const auto& part) { return part.first > kMinShare; });
+  for (std::size_t i = 0; i < longer_parts.size(); ++i) {
+    const auto& [extra, part] = longer_parts[i];
+    const std::int64_t share =
+        std::min(extra, max / static_cast<std::int64_t>(longer_parts.size() - i));
+    if (num_long > 1 && share < std::min(extra, kMinShare)) return false;
     max -= share;
     if (!ShareLength(LengthOf(*part).min + share, part)) return false;
   }
@@ -133,7 +135,7 @@ bool ClampLength(const TextLength& length, Regex* regex) {
   }
   if (repeat == nullptr) return false;
   repeat->min = std::max(repeat->min, length.min - fixed);
-  if (length.max) repeat->max = LowerLimit(repeat->max, *length.max - fixed);
+  if (length.max) repeat->max = SmallerLimit(repeat->max, *length.max - fixed);
   return !repeat->max || *repeat->max >= repeat->min;
 }
 
@@ -167,7 +169,7 @@ std::optional<Shape> ShapeBuilder::Build() {
   const std::vector<OrderedJson>* listed = nullptr;
   for (const Node* node : nodes_) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
-    if (keywords.never) return std::nullopt;
+    if (keywords.is_unsatisfiable) return std::nullopt;
     types &= keywords.types;
     integers |= keywords.integers;
     if (keywords.values && (listed == nullptr || keywords.values->size() < listed->size())) {
@@ -258,7 +260,7 @@ void ShapeBuilder::AddString(Shape* shape) {
   for (const Node* node : nodes_) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     string.min = std::max(string.min, keywords.min_length);
-    string.max = LowerLimit(string.max, keywords.max_length);
+    string.max = SmallerLimit(string.max, keywords.max_length);
     for (const auto& own : keywords.patterns) {
       if (pattern != nullptr && pattern->first != own.first) {
         document_.LeaveOut(*node, own.first.starts_with("format ") ? "format" : "pattern",
@@ -327,15 +329,15 @@ void ShapeBuilder::AddArray(Shape* shape) {
   ArrayShape array{.prefix = {}, .items = {}, .max = {}, .unique = {}};
   std::size_t prefix = 0;
   bool unique = false;
-  const Node* where = nodes_.empty() ? nullptr : nodes_[0];
+  const Node* unique_node = nodes_.empty() ? nullptr : nodes_[0];
   for (const Node* node : nodes_) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     prefix = std::max(prefix, keywords.prefix.size());
     array.min = std::max(array.min, keywords.min_items);
-    array.max = LowerLimit(array.max, keywords.max_items);
+    array.max = SmallerLimit(array.max, keywords.max_items);
     if (keywords.unique_items) {
       unique = true;
-      where = node;
+      unique_node = node;
     }
   }
   if (array.max && *array.max < array.min) return;
@@ -344,7 +346,7 @@ void ShapeBuilder::AddArray(Shape* shape) {
     array.prefix.push_back(ItemsAt(i));
   }
   array.items = ItemsAt(prefix);
-  if (unique && (!array.max || *array.max > 1) && !AddUniqueItems(*where, &array)) return;
+  if (unique && (!array.max || *array.max > 1) && !AddUniqueItems(*unique_node, &array)) return;
   shape->array = std::move(array);
 }
 
@@ -358,9 +360,9 @@ struct ItemSets {
 };
 
 // Returns one state for each set of items that an array can begin with. Returns nullopt if the
-// states have more than kMaxUniqueMoves moves.
+// states have more than kMaxUniqueTransitions transitions.
 std::optional<std::vector<UniqueItems::State>> StatesOf(const ItemSets& items,
-                                                        std::size_t* num_moves) {
+                                                        std::size_t* num_transitions) {
   std::vector<UniqueItems::State> states(1);
   // Sets of one size; their items are in ascending order.
   std::map<std::vector<std::size_t>, std::size_t> known;
@@ -373,16 +375,16 @@ std::optional<std::vector<UniqueItems::State>> StatesOf(const ItemSets& items,
       for (const std::size_t value : items.values_at[std::min(size, items.values_at.size() - 1)]) {
         const auto at = std::ranges::lower_bound(set, value);
         if (at != set.end() && *at == value) continue;
-        if (++*num_moves > kMaxUniqueMoves) return std::nullopt;
-        std::vector<std::size_t> more(set.begin(), at);
-        more.push_back(value);
-        more.insert(more.end(), at, set.end());
-        const auto [entry, added] = known.emplace(std::move(more), states.size());
+        if (++*num_transitions > kMaxUniqueTransitions) return std::nullopt;
+        std::vector<std::size_t> extended(set.begin(), at);
+        extended.push_back(value);
+        extended.insert(extended.end(), at, set.end());
+        const auto [entry, added] = known.emplace(std::move(extended), states.size());
         if (added) {
           states.emplace_back();
           next.emplace_back(entry->first, entry->second);
         }
-        states[state].moves.emplace_back(value, entry->second);
+        states[state].transitions.emplace_back(value, entry->second);
       }
     }
   }
@@ -401,7 +403,7 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
   std::vector<SchemaId> positions = array->prefix;
   positions.push_back(array->items);
   for (const SchemaId id : positions) {
-    if (!document_.AddValues(id, kMaxUniqueMoves, &values_at.emplace_back())) {
+    if (!document_.AddValues(id, kMaxUniqueTransitions, &values_at.emplace_back())) {
       return leave_out(
           "is supported only with maxItems of at most 1, or if each item is null, a boolean, an "
           "integer of a small range or a value of enum or const");
@@ -420,19 +422,20 @@ bool ShapeBuilder::AddUniqueItems(const Node& node, ArrayShape* array) {
     }
   }
   items.max = std::min(index.size(), static_cast<std::size_t>(array->max.value_or(INT64_MAX)));
-  std::size_t num_moves = 0;
-  auto states = StatesOf(items, &num_moves);
-  if (!document_.Spend(static_cast<std::int64_t>(16 * num_moves))) return false;
+  std::size_t num_transitions = 0;
+  auto states = StatesOf(items, &num_transitions);
+  if (!document_.Spend(static_cast<std::int64_t>(16 * num_transitions))) return false;
   if (!states) {
-    return leave_out(absl::StrCat("needs more than ", kMaxUniqueMoves, " transitions for ",
+    return leave_out(absl::StrCat("needs more than ", kMaxUniqueTransitions, " transitions for ",
                                   index.size(), " different items"));
   }
   // A state has a higher index than its predecessors, so this loop visits successors first.
   std::vector<bool> is_dead(states->size());
   for (std::size_t i = states->size(); i-- > 0;) {
     UniqueItems::State& state = (*states)[i];
-    std::erase_if(state.moves, [&](const auto& move) { return is_dead[move.second]; });
-    is_dead[i] = !state.may_end && state.moves.empty();
+    std::erase_if(state.transitions,
+                  [&](const auto& transition) { return is_dead[transition.second]; });
+    is_dead[i] = !state.may_end && state.transitions.empty();
   }
   if (is_dead[0]) return false;
   unique->states = *std::move(states);
@@ -514,13 +517,14 @@ ObjectShape::Property ShapeBuilder::PropertyNamed(const std::string& name) {
       }
     }
     if (keywords.unevaluated != nullptr && AppliesUnevaluated(n, "unevaluatedProperties")) {
-      const bool elsewhere = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
-        const OwnKeywords& other_keywords = document_.OwnKeywordsOf(*other);
-        document_.Spend(static_cast<std::int64_t>(other_keywords.properties.size()));
-        return declares(other_keywords) != nullptr || other_keywords.additional != nullptr ||
-               !other_keywords.pattern_properties.empty();
-      });
-      if (!elsewhere) nodes.push_back(keywords.unevaluated);
+      const bool is_evaluated_elsewhere =
+          std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* other) {
+            const OwnKeywords& other_keywords = document_.OwnKeywordsOf(*other);
+            document_.Spend(static_cast<std::int64_t>(other_keywords.properties.size()));
+            return declares(other_keywords) != nullptr || other_keywords.additional != nullptr ||
+                   !other_keywords.pattern_properties.empty();
+          });
+      if (!is_evaluated_elsewhere) nodes.push_back(keywords.unevaluated);
     }
     if (keywords.names != nullptr &&
         !document_.Accepts(document_.Intern({keywords.names}), OrderedJson(name))) {
@@ -661,7 +665,7 @@ void ShapeBuilder::AddObject(Shape* shape) {
   for (const Node* node : nodes_) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     object.min = std::max(object.min, keywords.min_properties);
-    object.max = LowerLimit(object.max, keywords.max_properties);
+    object.max = SmallerLimit(object.max, keywords.max_properties);
   }
   const std::vector<std::string> declared = DeclaredNames();
   if (declared.size() > kMaxSchemaProperties) {

@@ -22,22 +22,22 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-absl::Status Bad(absl::string_view why) {
+absl::Status TagError(absl::string_view why) {
   return BadConstraint("compile", absl::StrCat("constraint.structural_tags.", why));
 }
 
 absl::Status CheckMarker(absl::string_view field, absl::string_view text, std::size_t min_bytes) {
   if (text.size() < min_bytes || text.size() > kMaxMarkerBytes) {
-    return Bad(absl::StrCat(field, " has ", text.size(), " bytes, it must have ", min_bytes, " to ",
-                            kMaxMarkerBytes));
+    return TagError(absl::StrCat(field, " has ", text.size(), " bytes, it must have ", min_bytes,
+                                 " to ", kMaxMarkerBytes));
   }
-  if (FirstInvalidUtf8(text)) return Bad(absl::StrCat(field, " is not UTF-8"));
+  if (FirstInvalidUtf8(text)) return TagError(absl::StrCat(field, " is not UTF-8"));
   return absl::OkStatus();
 }
 
 absl::Status CheckTriggers(const std::vector<std::string>& triggers, const SpecialTokens& special) {
   if (triggers.empty() || triggers.size() > kMaxTags) {
-    return Bad(
+    return TagError(
         absl::StrCat("triggers has ", triggers.size(), " texts, it must have 1 to ", kMaxTags));
   }
   std::size_t bytes = 0;
@@ -47,26 +47,27 @@ absl::Status CheckTriggers(const std::vector<std::string>& triggers, const Speci
     QUIRE_RETURN_IF_ERROR(CheckMarker(field, triggers[i], 1));
     bytes += triggers[i].size();
     if (!known.insert(triggers[i]).second) {
-      return Bad(
+      return TagError(
           absl::StrCat(field, " is ", JsonQuoted(triggers[i]),
                        ", which is already used by an earlier trigger; triggers must be unique"));
     }
     for (std::size_t at = 1; at < triggers[i].size(); ++at) {
       const absl::string_view rest = absl::string_view(triggers[i]).substr(at);
-      if (const auto token = special.AtBeginningOf(rest)) {
-        return Bad(absl::StrCat(field, " contains the special token ",
-                                JsonQuoted(rest.substr(0, token->first)),
-                                ", which is allowed only at the beginning of a trigger"));
+      if (const auto token = special.FindAtStart(rest)) {
+        return TagError(absl::StrCat(field, " contains the special token ",
+                                     JsonQuoted(rest.substr(0, token->first)),
+                                     ", which is allowed only at the beginning of a trigger"));
       }
     }
   }
   if (bytes <= kMaxTriggerBytes) return absl::OkStatus();
-  return Bad(absl::StrCat("triggers have ", bytes, " bytes, the limit is ", kMaxTriggerBytes));
+  return TagError(absl::StrCat("triggers have ", bytes, " bytes, the limit is ", kMaxTriggerBytes));
 }
 
 absl::Status CheckTags(const ConstraintSpec& spec) {
   if (spec.tags.empty() || spec.tags.size() > kMaxTags) {
-    return Bad(absl::StrCat("tags has ", spec.tags.size(), " tags, it must have 1 to ", kMaxTags));
+    return TagError(
+        absl::StrCat("tags has ", spec.tags.size(), " tags, it must have 1 to ", kMaxTags));
   }
   std::vector<bool> is_used(spec.triggers.size());
   for (std::size_t i = 0; i < spec.tags.size(); ++i) {
@@ -79,45 +80,45 @@ absl::Status CheckTags(const ConstraintSpec& spec) {
       has_trigger = is_used[t] = true;
     }
     if (!has_trigger) {
-      return Bad(absl::StrCat(field, ".begin is ", JsonQuoted(spec.tags[i].begin),
-                              ", which does not begin with a trigger"));
+      return TagError(absl::StrCat(field, ".begin is ", JsonQuoted(spec.tags[i].begin),
+                                   ", which does not begin with a trigger"));
     }
   }
   for (std::size_t t = 0; t < spec.triggers.size(); ++t) {
     if (is_used[t]) continue;
-    return Bad(absl::StrCat("triggers[", t, "] is ", JsonQuoted(spec.triggers[t]),
-                            ", but no tag begins with it"));
+    return TagError(absl::StrCat("triggers[", t, "] is ", JsonQuoted(spec.triggers[t]),
+                                 ", but no tag begins with it"));
   }
   return absl::OkStatus();
 }
 
-// Returns the text after `beginning`, which is a trigger or a special token that begins a tag.
-Expression TextAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& special,
-                            const std::vector<Expression>& contents, absl::string_view beginning,
-                            const Expression& after) {
+// Writes the text after `beginning`, which is a trigger or a special token that begins a tag.
+Expression WriteAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& special,
+                             const std::vector<Expression>& contents, absl::string_view beginning,
+                             const Expression& next) {
   std::vector<Expression> options;
   for (std::size_t i = 0; i < spec.tags.size(); ++i) {
     absl::string_view begin = spec.tags[i].begin;
     if (!absl::ConsumePrefix(&begin, beginning)) continue;
     options.push_back(GrammarText::Sequence({special.Write(begin), contents[i]}));
   }
-  return GrammarText::Sequence({GrammarText::Choice(options), after});
+  return GrammarText::Sequence({GrammarText::Choice(options), next});
 }
 
-// Writes free text with tags. `after` follows each tag.
+// Writes free text with tags. `next` follows each tag.
 void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
-                     const std::vector<Expression>& contents, const Expression& after, bool may_end,
+                     const std::vector<Expression>& contents, const Expression& next, bool may_end,
                      GrammarText::Rule start, GrammarText* grammar) {
   std::vector<FreeTextEnd> ends;
   ends.reserve(spec.triggers.size());
   for (const std::string& trigger : spec.triggers) {
     ends.push_back(
         {.text = trigger,
-         .next = grammar->Share(TextAfterTrigger(spec, special, contents, trigger, after))});
+         .next = grammar->Share(WriteAfterTrigger(spec, special, contents, trigger, next))});
   }
   std::map<std::string, std::int32_t> tokens;  // special tokens with which tags begin
   for (const ConstraintTag& tag : spec.tags) {
-    if (const auto token = special.AtBeginningOf(tag.begin)) {
+    if (const auto token = special.FindAtStart(tag.begin)) {
       tokens.emplace(tag.begin.substr(0, token->first), token->second);
     }
   }
@@ -126,7 +127,7 @@ void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
   for (const auto& [text, id] : tokens) {
     token_ends.push_back(GrammarText::Sequence(
         {GrammarText::Token(id),
-         grammar->Share(TextAfterTrigger(spec, special, contents, text, after))}));
+         grammar->Share(WriteAfterTrigger(spec, special, contents, text, next))}));
   }
   WriteFreeText(ends, token_ends, may_end, start, grammar);
 }
@@ -138,17 +139,17 @@ std::pair<absl::string_view, absl::string_view> ReasoningMarkers(const text::Too
   return {format.reasoning_begin, format.reasoning_end};
 }
 
-// Writes reasoning up to and including its last marker, then at most two newlines, then `after`.
+// Writes reasoning up to and including its last marker, then at most two newlines, then `next`.
 // With `may_end` the output may end inside the reasoning.
 Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& special,
-                          const Expression& after, bool may_end, GrammarText* grammar) {
+                          const Expression& next, bool may_end, GrammarText* grammar) {
   const absl::string_view marker = ReasoningMarkers(format).second;
   // Only the first token of the marker ends the text; the rest of the marker must then follow.
-  const auto token = special.AtBeginningOf(marker);
+  const auto token = special.FindAtStart(marker);
   const absl::string_view end = marker.substr(0, token ? token->first : marker.size());
   const Expression rest = grammar->Share(
       GrammarText::Sequence({special.Write(marker.substr(end.size())),
-                             grammar->Repeat(GrammarText::Literal("\n"), 0, 2), after}));
+                             grammar->Repeat(GrammarText::Literal("\n"), 0, 2), next}));
   std::vector<FreeTextEnd> ends = {{.text = std::string(end), .next = rest}};
   for (const absl::string_view text : format.writing.forbidden_in_reasoning) {
     if (!text.empty()) ends.push_back({.text = std::string(text), .next = std::nullopt});
@@ -161,7 +162,7 @@ Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& s
 }
 
 // Matches 0 to 999.
-Expression Index(GrammarText* grammar) {
+Expression WriteIndex(GrammarText* grammar) {
   const Expression digit = grammar->Character(CodePoints({{'0', '9'}}), Spelling::kPlain);
   const Expression first = grammar->Character(CodePoints({{'1', '9'}}), Spelling::kPlain);
   return GrammarText::Choice(
@@ -178,7 +179,7 @@ absl::StatusOr<Expression> WriteCall(const ConstraintSpec& spec, const SpecialTo
     std::vector<Expression> parts = {special.Write(spec.tags[i].begin)};
     if (!writing.index_begin.empty()) {
       parts.push_back(special.Write(writing.index_begin));
-      parts.push_back(Index(grammar));
+      parts.push_back(WriteIndex(grammar));
     }
     parts.push_back(special.Write(writing.arguments_begin));
     parts.push_back(arguments);
@@ -207,7 +208,7 @@ Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens&
     ends.push_back({.text = std::string(marker), .next = std::nullopt});
   }
   std::vector<Expression> token_ends;
-  if (const auto token = special.AtBeginningOf(trigger)) {
+  if (const auto token = special.FindAtStart(trigger)) {
     token_ends.push_back(
         GrammarText::Sequence({GrammarText::Token(token->second),
                                special.Write(trigger.substr(token->first)), after_trigger}));

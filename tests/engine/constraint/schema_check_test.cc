@@ -413,7 +413,7 @@ TEST_F(SchemaCheckTest, RejectsHostileKeywordsBySize) {
            "maximum":9223372036854775806})",
        "/multipleOf: needs an automaton of more than"},
       {R"({"multipleOf":1e300})", "/multipleOf"},
-      {R"({"multipleOf":-2})", "/multipleOf: is -2, must be above 0"},
+      {R"({"multipleOf":-2})", "/multipleOf: is -2, it must be above 0"},
       {absl::StrCat(R"({"type":"object","propertyNames":{"enum":)", ManyNames(600), "}}"),
        "declares 600 names, the limit is 512"},
       {absl::StrCat(R"({"propertyNames":{"pattern":")", pattern, pattern.substr(1), "\"}}"),
