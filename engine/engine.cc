@@ -84,18 +84,19 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<cache::CacheManager
                                                                  .text = text_.get(),
                                                                  .probe = &probe_,
                                                                  .inbox = inbox_,
-                                                                 .unread = unread_});
-  thread_ = std::make_unique<EngineThread>(options_, EngineThread::Parts{.cache = cache_.get(),
-                                                                         .runner = runner,
-                                                                         .clock = clock,
-                                                                         .hot = &hot_,
-                                                                         .state = &state_,
-                                                                         .limiter = &limiter_,
-                                                                         .table = &table_,
-                                                                         .output = output_.get(),
-                                                                         .probe = &probe_,
-                                                                         .inbox = inbox_,
-                                                                         .unread = unread_});
+                                                                 .unread = unread_answers_});
+  thread_ =
+      std::make_unique<EngineThread>(options_, EngineThread::Parts{.cache = cache_.get(),
+                                                                   .runner = runner,
+                                                                   .clock = clock,
+                                                                   .hot = &hot_,
+                                                                   .state = &state_,
+                                                                   .limiter = &limiter_,
+                                                                   .table = &table_,
+                                                                   .output = output_.get(),
+                                                                   .probe = &probe_,
+                                                                   .inbox = inbox_,
+                                                                   .unread = unread_answers_});
 }
 
 Engine::~Engine() {

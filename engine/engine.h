@@ -128,7 +128,7 @@ class Engine {
   const std::unique_ptr<cache::CacheManager> cache_;
   const Clock* const clock_;
   const std::shared_ptr<Inbox> inbox_;
-  const std::shared_ptr<UnreadAnswers> unread_ = std::make_shared<UnreadAnswers>();
+  const std::shared_ptr<UnreadAnswers> unread_answers_ = std::make_shared<UnreadAnswers>();
   EngineProbe probe_;
   AdmissionLimiter limiter_;
   RequestTable table_;

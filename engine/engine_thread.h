@@ -1,12 +1,12 @@
 #pragma once
 
-// The engine thread: takes signals from the inbox, runs EngineCore step by step, and hands its
-// output to the output workers.
+// The engine thread: takes signals from the inbox, runs EngineCore step by step, and hands the
+// output of EngineCore to the output workers.
 //
 // Place:      part of Engine; between Inbox, EngineCore and OutputStage.
 // Invariants: every live request ends, even if the device is lost or an exception ends the thread.
 // Threads:    thread-safe. Owns the engine thread.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <atomic>
 #include <cstdint>

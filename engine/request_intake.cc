@@ -34,7 +34,7 @@ absl::Status CheckTask(const Request& request, bool has_head, bool can_pool) {
   if (can) return absl::OkStatus();
   return WithReason(absl::UnimplementedError(
                         request.task == Task::kEmbed
-                            ? "embedding is not computed on this device"
+                            ? "this device does not support embeddings"
                             : "the model has no output matrix, so it supports only embeddings"),
                     Reason::kFeatureUnsupported,
                     {{"feature", request.task == Task::kEmbed ? "embed" : "generate"}});
@@ -84,7 +84,7 @@ absl::Status RequestIntake::CheckConstraint(const Request& request) const {
     if (request.constraint->kind == ConstraintKind::kToolCalls) {
       field = request.constraint->calls_are_optional ? "chat.tools" : "chat.tool_choice";
     }
-    return WithReason(absl::UnimplementedError("this server has no structured output"),
+    return WithReason(absl::UnimplementedError("structured output is not available on this server"),
                       Reason::kFeatureUnsupported, {{"field", field}});
   }
   if (!request.stopping.ignore_eos) return absl::OkStatus();

@@ -7,7 +7,7 @@
 // Invariants: an accepted request is in the RequestTable, counted by the AdmissionLimiter and
 //             submitted to the TextStage. A rejected request is in none of these.
 // Threads:    thread-safe.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <atomic>
 #include <cstdint>
@@ -72,7 +72,7 @@ enum class QueueFullMetric : std::uint8_t { kCounted, kNotCounted };
 // reached.
 bool IsFull(const absl::Status& status);
 
-// The error of calls after the engine has stopped.
+// Returns the error of calls after the engine has stopped.
 absl::Status ShutdownError(const AdmissionLimiter& limiter);
 
 class RequestIntake {

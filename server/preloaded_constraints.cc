@@ -30,8 +30,9 @@ absl::Status AddEntryName(std::size_t index, const engine::ConstraintSpec& spec,
 }
 
 absl::Status NoStructuredOutput(std::size_t entries) {
-  return absl::UnimplementedError(absl::StrCat(
-      "structured.preload: has ", entries, " entries, but this server has no structured output"));
+  return absl::UnimplementedError(
+      absl::StrCat("structured.preload: has ", entries,
+                   " entries, but structured output is not available on this server"));
 }
 
 // Returns the forms in which requests use the constraint: from the first token, after optional

@@ -36,7 +36,7 @@ MaskPool::~MaskPool() {
     is_stopping_ = true;
     queue_.clear();
   }
-  queued_.NotifyAll();
+  mask_queued_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -75,7 +75,7 @@ void MaskPool::Enqueue(std::shared_ptr<ChoiceMask> choice) {
     queue_.push_back(std::move(choice));
     std::ranges::push_heap(queue_, IsDueLater);
   }
-  queued_.NotifyOne();
+  mask_queued_.NotifyOne();
 }
 
 void MaskPool::Work() {
@@ -84,7 +84,7 @@ void MaskPool::Work() {
     std::shared_ptr<ChoiceMask> choice;
     {
       MutexLock lock(&mutex_);
-      while (queue_.empty() && !is_stopping_) queued_.Wait(&mutex_);
+      while (queue_.empty() && !is_stopping_) mask_queued_.Wait(&mutex_);
       if (is_stopping_) return;
       std::ranges::pop_heap(queue_, IsDueLater);
       choice = std::move(queue_.back());
@@ -105,7 +105,7 @@ void MaskPool::Work() {
       choice->last_cost_ = took;
       choice->ready_.store(true, std::memory_order_release);
     }
-    computed_.NotifyAll();
+    mask_computed_.NotifyAll();
   }
 }
 
@@ -134,13 +134,13 @@ absl::Status MaskPool::Match(ChoiceMask& choice) {
 
 void MaskPool::PenalizeRepeats(ChoiceMask& choice) {
   const MaskRules& rules = choice.rules_;
-  if (rules.repeats == nullptr) return;
-  if (choice.repeats_ == nullptr) {
-    choice.repeats_ = std::make_shared<RepeatPenalty>(*rules.repeats);
+  if (rules.repeat_penalty == nullptr) return;
+  if (choice.repeat_penalty_ == nullptr) {
+    choice.repeat_penalty_ = std::make_shared<RepeatPenalty>(*rules.repeat_penalty);
   } else {
-    choice.repeats_->Append(choice.token_);
+    choice.repeat_penalty_->Append(choice.token_);
   }
-  const std::span<const kernels::LogitBias> penalties = choice.repeats_->Penalties();
+  const std::span<const kernels::LogitBias> penalties = choice.repeat_penalty_->Penalties();
   choice.bias_.resize(penalties.size() + rules.bias.size());
   std::ranges::merge(penalties, rules.bias, choice.bias_.begin(), {}, &kernels::LogitBias::token,
                      &kernels::LogitBias::token);
@@ -166,7 +166,8 @@ void MaskPool::WaitAll(std::span<const ChoiceMask* const> choices, absl::Duratio
   const absl::Time deadline = MonotonicNow() + timeout;
   MutexLock lock(&mutex_);
   for (const ChoiceMask* choice : choices) {
-    while (!choice->is_ready() && MonotonicNow() < deadline) computed_.WaitUntil(&mutex_, deadline);
+    while (!choice->is_ready() && MonotonicNow() < deadline)
+      mask_computed_.WaitUntil(&mutex_, deadline);
   }
 }
 
@@ -175,7 +176,7 @@ void MaskPool::WaitAny(std::span<const ChoiceMask* const> choices, absl::Duratio
   const auto is_ready = [](const ChoiceMask* choice) { return choice->is_ready(); };
   MutexLock lock(&mutex_);
   while (std::ranges::none_of(choices, is_ready) && MonotonicNow() < deadline) {
-    computed_.WaitUntil(&mutex_, deadline);
+    mask_computed_.WaitUntil(&mutex_, deadline);
   }
 }
 
@@ -189,8 +190,9 @@ absl::Status MaskPool::CheckIntegrity(std::span<const ChoiceMask* const> choices
   }
   for (const ChoiceMask* choice : choices) {
     if (!choice->is_ready() || !choice->status_.ok()) continue;
-    if (choice->repeats_ != nullptr) {
-      if (absl::Status status = choice->repeats_->CheckIntegrity(); !status.ok()) return status;
+    if (choice->repeat_penalty_ != nullptr) {
+      if (absl::Status status = choice->repeat_penalty_->CheckIntegrity(); !status.ok())
+        return status;
     }
     if (choice->matcher_ == nullptr) continue;
     if (choice->matcher_->num_accepted() != choice->num_tokens_) {

@@ -52,7 +52,7 @@ class ChoiceMask {
   // Empty if the choice has neither a constraint nor banned text.
   const std::vector<std::uint32_t>& words() const { return words_; }
   // Returns whether the request has repetition penalties.
-  bool has_bias() const { return rules_.repeats != nullptr; }
+  bool has_bias() const { return rules_.repeat_penalty != nullptr; }
   // Returns the repetition penalties of the next token and the biases of the request, ordered by
   // token id. If an id has a penalty and a bias, the penalty comes first. Empty without repetition
   // penalties.
@@ -67,8 +67,8 @@ class ChoiceMask {
   MaskRules rules_;
   // The matcher of the constraint, which the first mask thread creates.
   std::unique_ptr<ConstraintMatcher> matcher_;
-  std::int32_t banned_state_ = 0;           // BannedText::kStart
-  std::shared_ptr<RepeatPenalty> repeats_;  // the first mask thread copies it from rules_
+  std::int32_t banned_state_ = 0;                  // BannedText::kStart
+  std::shared_ptr<RepeatPenalty> repeat_penalty_;  // the first mask thread copies it from rules_
   std::vector<kernels::LogitBias> bias_;
   std::int32_t token_ = -1;      // the token to advance by; -1 if there is none yet
   std::int64_t num_tokens_ = 0;  // number of tokens passed to Advance
@@ -128,8 +128,8 @@ class MaskPool {
   const std::function<void(absl::Duration)> on_computed_;
   const std::function<absl::Duration()> thread_time_;
   mutable Mutex mutex_;
-  CondVar queued_;
-  CondVar computed_;
+  CondVar mask_queued_;
+  CondVar mask_computed_;
   std::vector<std::shared_ptr<ChoiceMask>> queue_ ABSL_GUARDED_BY(mutex_);  // a heap
   // The virtual start of the choice that was last taken from the queue.
   absl::Duration virtual_time_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();

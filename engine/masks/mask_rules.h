@@ -22,12 +22,14 @@ struct MaskRules {
   // One bit for each token id, set if the request allows the token; null: all are allowed. The bits
   // are the same at every position, so they need no mask thread.
   std::shared_ptr<const std::vector<std::uint32_t>> allowed = nullptr;
-  std::shared_ptr<const RepeatPenalty> repeats = nullptr;  // includes the prompt; null: none
-  // The biases of the request, by ascending ids. Only set if `repeats` is not null.
+  std::shared_ptr<const RepeatPenalty> repeat_penalty = nullptr;  // includes the prompt; null: none
+  // The biases of the request, by ascending ids. Only set if `repeat_penalty` is not null.
   std::vector<kernels::LogitBias> bias = {};
 
   // Returns whether the mask threads have nothing to compute.
-  bool empty() const { return constraint == nullptr && banned == nullptr && repeats == nullptr; }
+  bool empty() const {
+    return constraint == nullptr && banned == nullptr && repeat_penalty == nullptr;
+  }
   // Returns whether a mask thread may exclude tokens.
   bool excludes_tokens() const { return constraint != nullptr || banned != nullptr; }
 };

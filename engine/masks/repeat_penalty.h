@@ -70,16 +70,16 @@ class RepeatPenalty {
   void MatchPrompt();
 
   std::shared_ptr<const Rules> rules_;
-  std::int32_t node_ = 0;     // state of the breakers after the last token
-  std::size_t unbroken_ = 0;  // number of tokens since the last one that breaks matches
+  std::int32_t node_ = 0;         // state of the breakers after the last token
+  std::size_t num_unbroken_ = 0;  // number of tokens since the last one that breaks matches
   std::vector<std::int32_t> tokens_;
   // For each position, the previous position of the same token; kNone if there is none.
-  std::vector<std::uint32_t> previous_;
-  absl::flat_hash_map<std::int32_t, std::uint32_t> latest_;  // last position of each token
+  std::vector<std::uint32_t> previous_position_;
+  absl::flat_hash_map<std::int32_t, std::uint32_t> latest_position_;  // last position of each token
   // For each position in the window whose token equals the last token: the length, at most
-  // unbroken_, of the match that ends there. Undefined for other positions.
-  std::vector<std::uint32_t> matches_;
-  absl::flat_hash_map<std::int32_t, std::uint32_t> longest_;  // scratch of Penalties
+  // num_unbroken_, of the match that ends there. Undefined for other positions.
+  std::vector<std::uint32_t> match_lengths_;
+  absl::flat_hash_map<std::int32_t, std::uint32_t> longest_match_;  // scratch of Penalties
   std::vector<std::pair<std::uint32_t, std::int32_t>>
       candidates_;  // scratch of Penalties: length, token
   std::vector<kernels::LogitBias> penalties_;

@@ -79,7 +79,7 @@ class OutputState {
   void AddLogprob(Choice& choice, const OutputItem& item);
   void PushText(Choice& choice, const OutputItem& item);
   void Flush(Choice& choice);
-  // Adds text that certainly belongs to the output. `is_last` means that nothing follows.
+  // Adds text that the stop matcher has released. `is_last` means that nothing follows.
   void AddText(Choice& choice, std::string text, bool is_last);
   void AddParts(Choice& choice, std::vector<text::OutputPart> parts);
   std::string CallId(const Choice& choice) const;

@@ -103,7 +103,7 @@ struct ParsedOutput {
 };
 
 struct DeltaEvent {
-  std::int32_t index = 0;  // of the choice
+  std::int32_t index = 0;  // index of the choice
   std::string text;
   ParsedOutput parsed;
   std::vector<std::int32_t> token_ids;
@@ -113,7 +113,7 @@ struct DeltaEvent {
 };
 
 struct CompletedEvent {
-  std::int32_t index = 0;  // of the choice
+  std::int32_t index = 0;  // index of the choice
   FinishReason finish_reason = FinishReason::kLength;
   std::optional<std::int32_t> stop_token_id;
   std::optional<std::string> stop_text;

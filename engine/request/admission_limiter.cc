@@ -78,8 +78,9 @@ absl::Status AdmissionLimiter::TenantFullError(const std::string& tenant, absl::
 absl::Status AdmissionLimiter::CheckTenantRequests(const std::string& tenant,
                                                    std::int32_t unread) const {
   const std::optional<std::int32_t> limit = tenants_.LimitsOf(tenant).max_queued_requests;
-  const auto found = waiting_.find(tenant);
-  const std::int32_t value = unread + (found == waiting_.end() ? 0 : found->second.requests);
+  const auto found = waiting_by_tenant_.find(tenant);
+  const std::int32_t value =
+      unread + (found == waiting_by_tenant_.end() ? 0 : found->second.requests);
   if (!limit || value < *limit) return absl::OkStatus();
   return TenantFullError(tenant,
                          unread > 0 ? "waiting requests and unread answers" : "waiting requests",
@@ -89,21 +90,21 @@ absl::Status AdmissionLimiter::CheckTenantRequests(const std::string& tenant,
 absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
                                                  std::int64_t more_tokens) const {
   const std::optional<std::int64_t> limit = tenants_.LimitsOf(tenant).max_queued_tokens;
-  const auto found = waiting_.find(tenant);
-  const std::int64_t value = found == waiting_.end() ? 0 : found->second.tokens;
+  const auto found = waiting_by_tenant_.find(tenant);
+  const std::int64_t value = found == waiting_by_tenant_.end() ? 0 : found->second.tokens;
   if (!limit || more_tokens <= *limit - value) return absl::OkStatus();
   return TenantFullError(tenant, "waiting prompt tokens", "max_queued_tokens", value, *limit);
 }
 
 void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
                              std::int64_t tokens) {
-  Waiting& waiting = waiting_[tenant];
+  WaitingCounts& waiting = waiting_by_tenant_[tenant];
   requests_ += requests;
   tokens_ += tokens;
   waiting.requests += requests;
   waiting.tokens += tokens;
   QUIRE_CHECK(requests_ >= 0 && tokens_ >= 0 && waiting.requests >= 0 && waiting.tokens >= 0);
-  if (waiting.requests == 0 && waiting.tokens == 0) waiting_.erase(tenant);
+  if (waiting.requests == 0 && waiting.tokens == 0) waiting_by_tenant_.erase(tenant);
 }
 
 absl::Status AdmissionLimiter::EnterRequest(const std::string& tenant, const UnreadCounts& unread) {
@@ -149,21 +150,22 @@ void AdmissionLimiter::RemoveTokens(const std::string& tenant, std::int64_t toke
   Count(tenant, 0, -tokens);
 }
 
-void AdmissionLimiter::Update(const WorkAhead& ahead) {
+void AdmissionLimiter::Update(const WorkAhead& work) {
   MutexLock lock(&mutex_);
-  ahead_ = ahead;
+  work_ahead_ = work;
 }
 
 absl::Duration AdmissionLimiter::RetryDelayLocked() const {
-  const double total_rate = ahead_.prompt_tokens_per_second + ahead_.output_tokens_per_second;
+  const double total_rate =
+      work_ahead_.prompt_tokens_per_second + work_ahead_.output_tokens_per_second;
   if (total_rate <= 0) return absl::Seconds(RateMeter::kWindowSeconds);
   // A rate of zero only means that there was no work of that kind recently.
   const auto time = [total_rate](std::int64_t tokens, double rate) {
     return absl::Seconds(static_cast<double>(tokens) / (rate > 0 ? rate : total_rate));
   };
   const absl::Duration longest =
-      std::max(time(ahead_.prompt_tokens, ahead_.prompt_tokens_per_second),
-               time(ahead_.output_tokens, ahead_.output_tokens_per_second));
+      std::max(time(work_ahead_.prompt_tokens, work_ahead_.prompt_tokens_per_second),
+               time(work_ahead_.output_tokens, work_ahead_.output_tokens_per_second));
   return std::clamp(longest, kMinRetryDelay, kMaxRetryDelay);
 }
 
@@ -189,8 +191,8 @@ absl::Status AdmissionLimiter::CheckIntegrity() const {
                                             tokens_, " tokens, the limits are ", highest_requests_,
                                             " and ", highest_tokens_));
   }
-  Waiting sum;
-  for (const auto& [tenant, waiting] : waiting_) {
+  WaitingCounts sum;
+  for (const auto& [tenant, waiting] : waiting_by_tenant_) {
     sum.requests += waiting.requests;
     sum.tokens += waiting.tokens;
   }

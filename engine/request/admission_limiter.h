@@ -53,7 +53,7 @@ struct WorkAhead {
 
 // The shortest retry delay. After a shorter delay the client would find the queue still full.
 inline constexpr absl::Duration kMinRetryDelay = absl::Seconds(1);
-// The longest retry delay. Longer delays would follow from a very low rate, which predicts little.
+// The longest retry delay. A longer delay would be computed from a very low rate and be unreliable.
 inline constexpr absl::Duration kMaxRetryDelay = absl::Minutes(10);
 
 // The numbers of unread finished answers, which count towards the limits of requests
@@ -87,7 +87,7 @@ class AdmissionLimiter {
   void RemoveTokens(const std::string& tenant, std::int64_t tokens);
 
   // The engine thread calls this every few milliseconds, and when the last request has ended.
-  void Update(const WorkAhead& ahead);
+  void Update(const WorkAhead& work);
   // Returns the time that the remaining work takes at the recent rates, if prompts and outputs are
   // processed in parallel. If no work was done recently, returns RateMeter::kWindowSeconds. The
   // result lies between kMinRetryDelay and kMaxRetryDelay.
@@ -98,7 +98,7 @@ class AdmissionLimiter {
   absl::Status CheckIntegrity() const;
 
  private:
-  struct Waiting {
+  struct WaitingCounts {
     std::int32_t requests = 0;
     std::int64_t tokens = 0;
   };
@@ -125,8 +125,8 @@ class AdmissionLimiter {
   std::int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   TenantOptions tenants_ ABSL_GUARDED_BY(mutex_);
   // Maps each tenant to its counts. Their sums are requests_ and tokens_.
-  std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  WorkAhead ahead_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, WaitingCounts> waiting_by_tenant_ ABSL_GUARDED_BY(mutex_);
+  WorkAhead work_ahead_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace quire::engine

@@ -18,7 +18,7 @@ constexpr double kQueue[] = {.001, .005, .01, .05, .1, .25, .5, 1, 2.5, 5, 10, 3
 constexpr double kLatency[] = {.05, .1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,
                                10,  15, 20, 30, 40, 60, 120, 240, 480, 960};
 
-std::vector<double> Sizes(std::int32_t max) {
+std::vector<double> SizeBounds(std::int32_t max) {
   std::vector<double> bounds;
   for (double decade = 1;; decade *= 10) {
     for (const double step : {1., 2., 5.}) {
@@ -63,9 +63,9 @@ AnswerProbe::AnswerProbe(probe::Registry* registry, const probe::Labels& model,
   tokenize_ = registry_->AddHistogram("quire_request_tokenize_seconds",
                                       "Time to tokenize a prompt.", kMicros);
   prompt_tokens_ = histogram("quire_request_prompt_tokens", "Prompt tokens of completed requests.",
-                             Sizes(max_context_tokens));
+                             SizeBounds(max_context_tokens));
   output_tokens_ = histogram("quire_request_output_tokens", "Output tokens of completed choices.",
-                             Sizes(max_context_tokens));
+                             SizeBounds(max_context_tokens));
   deadline_margin_ = histogram("quire_request_deadline_margin_seconds",
                                "Time left until the deadline when a request completes.", kLatency);
 }

@@ -9,8 +9,8 @@ namespace quire::engine {
 CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
                        const Options& options)
     : registry_(registry) {
-  prompt_device_ = registry_->AddCounter(kPromptTokensFamily, kPromptTokensHelp,
-                                         With(model, "source", "device"));
+  cached_prompt_tokens_ = registry_->AddCounter(kPromptTokensFamily, kPromptTokensHelp,
+                                                With(model, "source", "device"));
   queries_ = registry_->AddCounter("quire_prefix_cache_queries_tokens_total",
                                    "Prompt tokens looked up in the prefix cache.", model);
   hits_ = registry_->AddCounter("quire_prefix_cache_hits_tokens_total",
@@ -47,21 +47,21 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
       .Set(1);
 }
 
-void CacheProbe::PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens) {
+void CacheProbe::CountPrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens) {
   const probe::Registry::Update update(registry_);
   queries_.Increment(prompt_tokens);
   hits_.Increment(cached_tokens);
-  prompt_device_.Increment(cached_tokens);
+  cached_prompt_tokens_.Increment(cached_tokens);
 }
 
-void CacheProbe::Show(const cache::CacheStats& stats, EvictionCause since_last) {
+void CacheProbe::Update(const cache::CacheStats& stats, EvictionCause eviction_cause) {
   const probe::Registry::Update update(registry_);
   pages_used_.Set(stats.used_pages);
   pages_cached_.Set(stats.cached_pages);
   pages_free_.Set(stats.free_pages);
   usage_.Set(stats.usable_pages == 0 ? 0
                                      : static_cast<double>(stats.used_pages) / stats.usable_pages);
-  evicted_[static_cast<std::size_t>(since_last)].Increment(
+  evicted_[static_cast<std::size_t>(eviction_cause)].Increment(
       static_cast<double>(stats.evicted_pages - evicted_pages_));
   evicted_pages_ = stats.evicted_pages;
   slots_live_.Set(stats.live_state_slots);

@@ -30,18 +30,19 @@ class CacheProbe {
 
   // Counts the prefix lookup at the first admission of a request. `prompt_tokens` is 0 if the
   // request does not read the cache.
-  void PrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens);
-  // Updates the metrics of pages. Pages evicted since the last call count under `since_last`.
-  void Show(const cache::CacheStats& stats, EvictionCause since_last);
+  void CountPrefixLookup(std::int32_t prompt_tokens, std::int32_t cached_tokens);
+  // Updates the metrics of pages. Pages evicted since the last call are counted under
+  // `eviction_cause`.
+  void Update(const cache::CacheStats& stats, EvictionCause eviction_cause);
 
  private:
   probe::Registry* const registry_;
-  probe::Counter queries_, hits_, prompt_device_;
+  probe::Counter queries_, hits_, cached_prompt_tokens_;
   probe::Gauge usage_, pages_used_, pages_cached_, pages_free_;
   probe::Counter lost_to_state_;
   probe::Gauge slots_live_, slots_snapshot_, slots_free_;
   std::array<probe::Counter, 3> evicted_;
-  // Values that the last Show has counted.
+  // Values that the last Update has counted.
   std::uint64_t evicted_pages_ = 0;
   std::uint64_t tokens_lost_to_state_ = 0;
 };

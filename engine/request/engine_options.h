@@ -86,7 +86,7 @@ struct EngineOptions : HotOptions {
   std::int32_t max_steps_in_flight = 2;
   // Time that a failing engine waits for its output workers before it calls on_fatal.
   absl::Duration answer_timeout = absl::Seconds(5);
-  // Called once on the engine thread before it does anything else. May be empty.
+  // Called once on the engine thread before the thread does anything else. May be empty.
   std::function<void()> on_engine_thread;
   // on_failing and on_fatal are called at most once, on the engine thread, when the engine cannot
   // continue. Neither may wait for the engine. on_failing is called first, while all requests are

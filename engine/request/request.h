@@ -150,7 +150,7 @@ enum class CancelSource : std::uint8_t {
   kSlowClient,
   kShutdown,
   kQueueTimeout,
-  kRevoked  // its caller lost the permission
+  kRevoked  // the caller lost the permission
 };
 inline constexpr int kNumCancelSources = 8;
 absl::string_view CancelSourceName(

@@ -130,8 +130,8 @@ absl::Status CheckDry(const DryParams& params) {
 
 absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits) {
   const auto max_bytes = static_cast<std::size_t>(limits.max_stop_bytes);
-  const auto too_many = [&](absl::string_view field, absl::string_view problem, std::size_t count,
-                            std::int64_t max_count) {
+  const auto stop_error = [&](absl::string_view field, absl::string_view problem, std::size_t count,
+                              std::int64_t max_count) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(field, problem)),
                       Reason::kTooManyStops,
                       {{"field", std::string(field)},
@@ -140,15 +140,15 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
                        {"max_bytes", absl::StrCat(limits.max_stop_bytes)}});
   };
   if (params.stop.size() > static_cast<std::size_t>(limits.max_stop_sequences)) {
-    return too_many("stopping.stop",
-                    absl::StrCat(" has ", params.stop.size(), " strings, the limit is ",
-                                 limits.max_stop_sequences),
-                    params.stop.size(), limits.max_stop_sequences);
+    return stop_error("stopping.stop",
+                      absl::StrCat(" has ", params.stop.size(), " strings, the limit is ",
+                                   limits.max_stop_sequences),
+                      params.stop.size(), limits.max_stop_sequences);
   }
   for (std::size_t i = 0; i < params.stop.size(); ++i) {
     const std::string& stop = params.stop[i];
     if (stop.empty() || stop.size() > max_bytes) {
-      return too_many(
+      return stop_error(
           "stopping.stop",
           absl::StrCat("[", i, "] has ", stop.size(), " bytes, must be in [1, ", max_bytes, "]"),
           params.stop.size(), limits.max_stop_sequences);
@@ -162,10 +162,10 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
     }
   }
   if (params.stop_token_ids.size() > kMaxStopTokenIds) {
-    return too_many("stopping.stop_token_ids",
-                    absl::StrCat(" has ", params.stop_token_ids.size(), " ids, the limit is ",
-                                 kMaxStopTokenIds),
-                    params.stop_token_ids.size(), kMaxStopTokenIds);
+    return stop_error("stopping.stop_token_ids",
+                      absl::StrCat(" has ", params.stop_token_ids.size(), " ids, the limit is ",
+                                   kMaxStopTokenIds),
+                      params.stop_token_ids.size(), kMaxStopTokenIds);
   }
   for (std::size_t i = 0; i < params.stop_token_ids.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(CheckTokenId("stopping.stop_token_ids", absl::StrCat("[", i, "] is"), i,

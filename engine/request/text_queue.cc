@@ -23,25 +23,25 @@ absl::Status TextQueue::Push(std::shared_ptr<AcceptedRequest> request, absl::Dur
       return WithReason(absl::UnavailableError("the server is shutting down"),
                         Reason::kServerShutdown, {}, retry_delay);
     }
-    const bool is_full = prompts_ >= max_prompts_;
-    if (is_full || bytes > max_bytes_ - bytes_) {
+    const bool is_full = num_prompts_ >= max_prompts_;
+    if (is_full || bytes > max_bytes_ - num_bytes_) {
       const std::string limit =
           is_full ? absl::StrCat(max_prompts_, " prompts") : absl::StrCat(max_bytes_, " bytes");
       return WithReason(
-          absl::ResourceExhaustedError(absl::StrCat(prompts_, " prompts with ", bytes_,
+          absl::ResourceExhaustedError(absl::StrCat(num_prompts_, " prompts with ", num_bytes_,
                                                     " bytes wait for tokenization, the limit is ",
                                                     limit, "; this prompt has ", bytes, " bytes")),
           Reason::kQueueFull,
-          {{"queued_prompts", absl::StrCat(prompts_)},
-           {"queued_bytes", absl::StrCat(bytes_)},
+          {{"queued_prompts", absl::StrCat(num_prompts_)},
+           {"queued_bytes", absl::StrCat(num_bytes_)},
            {"limit", is_full ? absl::StrCat(max_prompts_) : absl::StrCat(max_bytes_)}},
           retry_delay);
     }
     std::deque<std::shared_ptr<AcceptedRequest>>& prompts = by_tenant_[tenant];
     prompts.push_back(std::move(request));
     if (prompts.size() == 1) turns_.push_back(tenant);
-    ++prompts_;
-    bytes_ += bytes;
+    ++num_prompts_;
+    num_bytes_ += bytes;
   }
   not_empty_.NotifyOne();
   return absl::OkStatus();
@@ -62,8 +62,8 @@ std::shared_ptr<AcceptedRequest> TextQueue::Pop() {
   } else {
     turns_.splice(turns_.end(), turns_, turns_.begin());
   }
-  --prompts_;
-  bytes_ -= InputBytes(request->request);
+  --num_prompts_;
+  num_bytes_ -= InputBytes(request->request);
   return request;
 }
 

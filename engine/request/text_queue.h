@@ -48,8 +48,8 @@ class TextQueue {
   std::map<std::string, std::deque<std::shared_ptr<AcceptedRequest>>> by_tenant_
       ABSL_GUARDED_BY(mutex_);
   std::list<std::string> turns_ ABSL_GUARDED_BY(mutex_);  // the rotation: the next tenant first
-  std::int32_t prompts_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int32_t num_prompts_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t num_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

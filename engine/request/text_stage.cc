@@ -27,11 +27,11 @@ namespace {
 // Number of distinct answer tokens for which a prompt's history reserves memory in advance.
 constexpr std::int32_t kReservedHistory = 1024;
 
-absl::Status TooLongError(absl::string_view at_least, std::size_t prompt_tokens,
+absl::Status TooLongError(absl::string_view qualifier, std::size_t prompt_tokens,
                           std::int32_t context) {
   return WithReason(
       absl::InvalidArgumentError(absl::StrCat(
-          "prompt has ", at_least, prompt_tokens,
+          "prompt has ", qualifier, prompt_tokens,
           " tokens, but this model's maximum context length is ", context, "; shorten the prompt")),
       Reason::kPromptTooLong,
       {{"field", "prompt"},
@@ -367,8 +367,8 @@ absl::StatusOr<std::unique_ptr<PreparedPrompt>> PrepareRequest(const EngineOptio
       shape.hash_key,
       {.tenant = request.tenant, .fingerprint = options.fingerprint, .salt = request.cache.salt});
   if (request.sampling.uses_history()) {
-    const std::int32_t more = std::min(prompt.max_tokens, kReservedHistory);
-    prompt.history.SetPrompt(prompt.tokens, static_cast<std::size_t>(more));
+    const std::int32_t reserved_outputs = std::min(prompt.max_tokens, kReservedHistory);
+    prompt.history.SetPrompt(prompt.tokens, static_cast<std::size_t>(reserved_outputs));
   }
   prompt.keys = cache::HashPages(shape.hash_key, prompt.root, prompt.tokens, shape.page_size);
   return prepared;
@@ -386,7 +386,8 @@ void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> text
     rules.banned = std::make_shared<BannedText>(sampling.banned_text, texts);
   }
   if (!sampling.dry.is_on()) return;
-  rules.repeats = std::make_shared<RepeatPenalty>(sampling.dry, std::move(texts), prompt->tokens);
+  rules.repeat_penalty =
+      std::make_shared<RepeatPenalty>(sampling.dry, std::move(texts), prompt->tokens);
   rules.bias = prompt->bias;
   std::ranges::sort(rules.bias, {}, &kernels::LogitBias::token);
 }

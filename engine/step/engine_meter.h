@@ -52,8 +52,11 @@ class EngineMeter {
   // Publishes the page counts and reports the remaining work to the limiter. Called after a step,
   // and when choices end without one.
   void ShowWork(absl::Time now);
-  // Publishes the cache statistics. Pages evicted since the last call count under `since_last`.
-  void ShowCache(EvictionCause since_last) { probe_->cache.Show(cache_->stats(), since_last); }
+  // Publishes the cache statistics. Pages evicted since the last call are counted under
+  // `eviction_cause`.
+  void ShowCache(EvictionCause eviction_cause) {
+    probe_->cache.Update(cache_->stats(), eviction_cause);
+  }
 
   // Returns the statistics without the counts that StepCollector and StepPipeline keep.
   EngineStats Stats(absl::Time now) const;

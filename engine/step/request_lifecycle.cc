@@ -140,7 +140,7 @@ void RequestLifecycle::Start(ScheduledRequest& live, absl::Time now) {
   limiter_->RemoveTokens(live.request.tenant, live.prompt.queued_tokens);
   const std::int32_t queried =
       live.request.reads_cache() ? static_cast<std::int32_t>(live.first().prompt_tokens) : 0;
-  probe_->cache.PrefixLookup(queried, live.cached_tokens);
+  probe_->cache.CountPrefixLookup(queried, live.cached_tokens);
   probe_->answers.ObserveQueue(now - live.request.accept_time);
   masks_->Start(live);
   const auto& constraint = live.prompt.mask_rules.constraint;
