@@ -117,7 +117,7 @@ void EngineThread::Loop() {
     const absl::Time now = parts_.clock->Now();
     HandleSignals(now);
     if (stops) {
-      core_.Settle();
+      core_.CollectAll();
       core_.EndAll(now);
     }
     core_.Expire(now);
@@ -125,7 +125,7 @@ void EngineThread::Loop() {
     ReportWorkers();
     const bool ran = core_.Step(now);
     Deliver();
-    if (!core_.fatal().ok()) FailDevice(now);
+    if (!core_.fatal_error().ok()) FailDevice(now);
     if (stops) return;
     if (!ran) Sleep();
   }
@@ -141,7 +141,7 @@ void EngineThread::ApplyHotOptions() {
 void EngineThread::HandleSignals(absl::Time now) {
   for (Signal& signal : signals_) {
     if (signal.kind == Signal::Kind::kCall) {  // runs with no step in flight
-      core_.Settle();
+      core_.CollectAll();
       PublishStats(parts_.clock->Now());
     }
     core_.Handle(signal, now);
@@ -180,12 +180,12 @@ void EngineThread::BeginFailure(const absl::Status& status) {
 // The loop continues, because requests that are being accepted at this moment arrive later.
 void EngineThread::FailDevice(absl::Time now) {
   const bool is_first = !has_failed_;
-  if (is_first) BeginFailure(core_.fatal());
+  if (is_first) BeginFailure(core_.fatal_error());
   core_.FailAll(now);
   Deliver();
   if (!is_first) return;
   parts_.output->WaitDone(options_.answer_timeout);
-  if (options_.on_fatal) options_.on_fatal(core_.fatal());
+  if (options_.on_fatal) options_.on_fatal(core_.fatal_error());
 }
 
 // Called when an exception ended Loop. Ends all requests, and answers calls until the engine is

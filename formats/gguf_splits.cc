@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Parts that several patterns share.
+// Pattern fragments that several patterns share.
 constexpr absl::string_view kContractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 constexpr absl::string_view kOptionalSymbol = R"([^\r\n\p{L}\p{N}]?)";
 constexpr absl::string_view kUpper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])";
@@ -98,17 +98,17 @@ json Digits() {
   return {{"type", "Digits"}, {"individual_digits", true}};
 }
 
-// Returns one Isolated Split per pattern, followed by `more` and ByteLevel.
-json Splits(const std::vector<std::string>& patterns, const std::vector<json>& more = {}) {
+// Returns one Isolated Split per pattern, followed by `extra_steps` and ByteLevel.
+json Splits(const std::vector<std::string>& patterns, const std::vector<json>& extra_steps = {}) {
   std::vector<json> parts;
-  parts.reserve(patterns.size() + more.size() + 1);
+  parts.reserve(patterns.size() + extra_steps.size() + 1);
   for (const std::string& pattern : patterns) {
     parts.push_back({{"type", "Split"},
                      {"pattern", {{"Regex", pattern}}},
                      {"behavior", "Isolated"},
                      {"invert", false}});
   }
-  parts.insert(parts.end(), more.begin(), more.end());
+  parts.insert(parts.end(), extra_steps.begin(), extra_steps.end());
   parts.push_back(ByteLevel(false));
   return Sequence(std::move(parts));
 }
@@ -154,13 +154,13 @@ json PreTokenizer(Family family) {
   return nullptr;
 }
 
-struct Name {
+struct NamedSplit {
   absl::string_view name;
   Family family;
   bool ignore_merges = false;
   bool adds_bos = false;
 };
-constexpr Name kNames[] = {
+constexpr NamedSplit kNames[] = {
     {"gpt-2", Family::kGpt2},
     {"phi-2", Family::kGpt2},
     {"mpt", Family::kGpt2},
@@ -197,7 +197,7 @@ constexpr Name kNames[] = {
 }  // namespace
 
 std::optional<GgufSplit> FindGgufSplit(absl::string_view pre) {
-  for (const Name& name : kNames) {
+  for (const NamedSplit& name : kNames) {
     if (name.name != pre) continue;
     return GgufSplit{.pre_tokenizer_json = JsonText(PreTokenizer(name.family)),
                      .ignore_merges = name.ignore_merges,
@@ -208,7 +208,8 @@ std::optional<GgufSplit> FindGgufSplit(absl::string_view pre) {
 
 std::string GgufSplitNames() {
   std::string names;
-  for (const Name& name : kNames) absl::StrAppend(&names, names.empty() ? "" : ", ", name.name);
+  for (const NamedSplit& name : kNames)
+    absl::StrAppend(&names, names.empty() ? "" : ", ", name.name);
   return names;
 }
 

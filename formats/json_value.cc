@@ -246,7 +246,7 @@ std::optional<JsonValue> JsonValue::Find(absl::string_view key) const {
   return JsonValue(*it, PathOf(key));
 }
 
-std::optional<JsonValue> JsonValue::FindSet(absl::string_view key) const {
+std::optional<JsonValue> JsonValue::FindNonNull(absl::string_view key) const {
   std::optional<JsonValue> member = Find(key);
   if (member && member->is_null()) member.reset();
   return member;
@@ -271,7 +271,7 @@ absl::StatusOr<bool> JsonValue::GetBool(absl::string_view key) const {
 
 absl::StatusOr<bool> JsonValue::GetBoolOr(absl::string_view key, bool default_value) const {
   QUIRE_RETURN_IF_ERROR(CheckObject());
-  const std::optional<JsonValue> member = FindSet(key);
+  const std::optional<JsonValue> member = FindNonNull(key);
   if (!member) return default_value;
   return member->AsBool();
 }
@@ -279,7 +279,7 @@ absl::StatusOr<bool> JsonValue::GetBoolOr(absl::string_view key, bool default_va
 absl::StatusOr<std::optional<std::string>> JsonValue::GetOptionalString(
     absl::string_view key) const {
   QUIRE_RETURN_IF_ERROR(CheckObject());
-  const std::optional<JsonValue> member = FindSet(key);
+  const std::optional<JsonValue> member = FindNonNull(key);
   if (!member) return std::optional<std::string>();
   QUIRE_ASSIGN_OR_RETURN(std::string text, member->AsString());
   return std::optional<std::string>(std::move(text));

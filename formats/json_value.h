@@ -67,9 +67,9 @@ class JsonValue {
   // is_object().
   std::optional<JsonValue> Find(absl::string_view key) const;
   // Like Find, but returns nullopt also for a null member.
-  std::optional<JsonValue> FindSet(absl::string_view key) const;
-  // Like Find, but an absent member is an error that names `path.key`. Also fails if this is not an
-  // object.
+  std::optional<JsonValue> FindNonNull(absl::string_view key) const;
+  // Like Find, but an absent member is an error that names `path.key`. Also fails if this value is
+  // not an object.
   absl::StatusOr<JsonValue> Get(absl::string_view key) const;
   absl::StatusOr<std::string> GetString(absl::string_view key) const;
   absl::StatusOr<bool> GetBool(absl::string_view key) const;

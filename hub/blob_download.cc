@@ -248,7 +248,7 @@ absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
     return absl::PermissionDeniedError(absl::StrCat(
         name.repository, " is gated: accept its terms at ", page, " and ",
         settings.token.empty() ? "set HF_TOKEN to a token of that account"
-                               : "use a token of that account; the present one has no access"));
+                               : "use a token of that account; the current token has no access"));
   }
   if (answer.error_code == "RevisionNotFound") {
     return absl::NotFoundError(absl::StrCat(name.repository, " has no revision ",

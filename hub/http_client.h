@@ -33,7 +33,7 @@ struct HttpAnswer {
   std::string error_code;     // X-Error-Code
   std::string error_message;  // X-Error-Message
   std::optional<std::int64_t> size_bytes;   // X-Linked-Size, else Content-Length of the last answer
-  std::optional<std::int64_t> range_start;  // of Content-Range
+  std::optional<std::int64_t> range_start;  // from Content-Range
   absl::Duration retry_after = absl::ZeroDuration();
 };
 

@@ -48,7 +48,7 @@ constexpr absl::string_view kOtherWeights[] = {".safetensors", ".bin",  ".pth", 
                                                ".msgpack",     ".nemo", ".tflite"};
 
 absl::StatusOr<std::optional<std::int64_t>> ReadSize(const JsonValue& object) {
-  const std::optional<JsonValue> size = object.FindSet("size");
+  const std::optional<JsonValue> size = object.FindNonNull("size");
   if (!size) return std::nullopt;
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t bytes, size->AsInteger(0, kMaxFileBytes));
   return bytes;
@@ -60,7 +60,7 @@ absl::StatusOr<RepositoryFile> ReadFile(const JsonValue& sibling) {
   QUIRE_RETURN_IF_ERROR(CheckFileName(file.name));
   std::optional<std::string> hash;
   QUIRE_ASSIGN_OR_RETURN(std::optional<std::int64_t> size, ReadSize(sibling));
-  if (const std::optional<JsonValue> lfs = sibling.FindSet("lfs")) {
+  if (const std::optional<JsonValue> lfs = sibling.FindNonNull("lfs")) {
     QUIRE_RETURN_IF_ERROR(lfs->CheckObject());
     QUIRE_ASSIGN_OR_RETURN(hash, lfs->GetOptionalString("sha256"));
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> content_size, ReadSize(*lfs));

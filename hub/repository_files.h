@@ -1,6 +1,6 @@
 #pragma once
 
-// The files of a repository: the hub's list of them, and the choice of those that quired reads.
+// Parses the hub's list of a repository's files, and selects those that quired reads.
 //
 // Place:   below hub/pull.h.
 // Threads: pure functions.

@@ -262,7 +262,13 @@ std::string DifferenceOf(const kernels::SampledRow& a, const kernels::SampledRow
     return absl::StrCat("log-probability ", a.logprob, " of rank ", a.rank, " instead of ",
                         b.logprob, " of rank ", b.rank);
   }
-  if (a.num_top != b.num_top || a.non_finite != b.non_finite || a.no_survivor != b.no_survivor) {
+  if (a.non_finite != b.non_finite) {
+    return absl::StrCat("logits ", a.non_finite ? "are not" : "are", " finite");
+  }
+  if (a.no_survivor != b.no_survivor) {
+    return absl::StrCat(a.no_survivor ? "no" : "a", " token remains after filtering");
+  }
+  if (a.num_top != b.num_top) {
     return absl::StrCat(a.num_top, " most likely tokens instead of ", b.num_top);
   }
   for (std::uint32_t i = 0; i < a.num_top; ++i) {

@@ -42,14 +42,14 @@ Admission::Admission(AdmissionMode mode, std::shared_ptr<const HotOptions> optio
       rows_(parts.rows),
       draft_(parts.draft),
       stalls_(parts.stalls),
-      waiting_(options_->priority_aging_interval),
+      waiting_requests_(options_->priority_aging_interval),
       tenants_(options_) {}
 
 void Admission::SetOptions(std::shared_ptr<const HotOptions> options) {
   options_ = std::move(options);
   tenants_.SetOptions(options_);
-  waiting_.SetAgingInterval(options_->priority_aging_interval);
-  blocked_ = {};
+  waiting_requests_.SetAgingInterval(options_->priority_aging_interval);
+  blocked_attempt_ = {};
 }
 
 void Admission::Add(ScheduledRequest* request) {
@@ -59,7 +59,7 @@ void Admission::Add(ScheduledRequest* request) {
   for (const auto& sequence : request->sequences) rows_->Enter(*sequence, SequenceState::kQueued);
   request->first().holds_last_token = cache_->has_states() && !request->prompt.mask_rules.empty();
   tenants_.Join(*request);
-  waiting_.Add(request);
+  waiting_requests_.Add(request);
   RefreshState(*request);
 }
 
@@ -78,11 +78,11 @@ bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
     const auto preempted = std::ranges::find_if(
         rows_->preempted(), [](const Sequence* sequence) { return !sequence->is_stalled; });
     const bool is_new = preempted == rows_->preempted().end();
-    ScheduledRequest* const request = is_new ? waiting_.Head(now) : (*preempted)->request;
+    ScheduledRequest* const request = is_new ? waiting_requests_.Head(now) : (*preempted)->request;
     if (request == nullptr) return false;
-    const PromptRank candidate =
-        is_new ? PromptRank{waiting_.LevelOf(request), LengthClass(request->uncached_tokens)}
-               : RankOf(**preempted);
+    const PromptRank candidate = is_new ? PromptRank{waiting_requests_.LevelOf(request),
+                                                     LengthClass(request->uncached_tokens)}
+                                        : RankOf(**preempted);
     if (next != nullptr && !ComesBefore(*request, candidate, *next)) return true;
     // The head of the queue waits for its output worker, which has room again within a few steps.
     if (is_new && stalls_->IsWorkerStalled(*request)) return false;
@@ -91,11 +91,11 @@ bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
       // If every page is available and no sequence runs, the request would wait forever.
       const bool is_idle =
           rows_->running().empty() && cache_->available_pages() == cache_->usable_pages();
-      if (result == Result::kBlocked && is_idle) stuck_ = request;
+      if (result == Result::kBlocked && is_idle) stuck_request_ = request;
       return false;
     }
     if (!is_new) continue;
-    waiting_.Remove(request);
+    waiting_requests_.Remove(request);
     CountWaiting(*request, -1);
     draft_->plan().started.push_back(request);
   }
@@ -112,11 +112,12 @@ bool Admission::HasRows(std::size_t rows) const {
 }
 
 bool Admission::IsStillBlocked(const Sequence& sequence) const {
-  return blocked_.sequence == &sequence && blocked_.cache_changes == cache_->num_changes() &&
-         draft_->fork_pages() >= blocked_.fork_pages &&
-         draft_->fork_slots() >= blocked_.fork_slots &&
-         draft_->ChunkTokens(blocked_.matched_tokens, sequence.chunk_end(), sequence.total()) >=
-             blocked_.chunk;
+  return blocked_attempt_.sequence == &sequence &&
+         blocked_attempt_.cache_changes == cache_->num_changes() &&
+         draft_->fork_pages() >= blocked_attempt_.fork_pages &&
+         draft_->fork_slots() >= blocked_attempt_.fork_slots &&
+         draft_->ChunkTokens(blocked_attempt_.matched_tokens, sequence.chunk_end(),
+                             sequence.total()) >= blocked_attempt_.chunk;
 }
 
 Admission::Result Admission::TryAdmit(Sequence& sequence) {
@@ -134,9 +135,9 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
   // Masks are computed from admission on. So a sequence is admitted with `chunk` 0 if its only
   // remaining token waits for its mask.
   if (chunk == 0 && match.num_tokens < sequence.chunk_end()) return Result::kNoTokens;
-  blocked_ = {};
-  Blocked attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),
-                  draft_->fork_slots()};
+  blocked_attempt_ = {};
+  BlockedAttempt attempt{&sequence,           0, match.num_tokens, chunk, draft_->fork_pages(),
+                         draft_->fork_slots()};
   rows_->TakeRow(sequence);
   if (!TakePages(sequence, match, chunk)) {
     // A partial match keeps its source page referenced for a step, and that page may be the missing
@@ -148,7 +149,7 @@ Admission::Result Admission::TryAdmit(Sequence& sequence) {
       rows_->ReleaseRow(sequence);
       ++blocked_admissions_;
       attempt.cache_changes = cache_->num_changes();  // includes the changes by the attempt itself
-      blocked_ = attempt;
+      blocked_attempt_ = attempt;
       return Result::kBlocked;
     }
   }
@@ -220,9 +221,9 @@ void Admission::EndChoice(ScheduledRequest& request) {
 }
 
 void Admission::Leave(ScheduledRequest& request) {
-  if (!request.was_scheduled && waiting_.Remove(&request)) CountWaiting(request, -1);
+  if (!request.was_scheduled && waiting_requests_.Remove(&request)) CountWaiting(request, -1);
   for (const auto& sequence : request.sequences) {
-    if (blocked_.sequence == sequence.get()) blocked_ = {};
+    if (blocked_attempt_.sequence == sequence.get()) blocked_attempt_ = {};
   }
   reserved_pages_ -= request.reserved_pages;
   request.reserved_pages = 0;
@@ -262,7 +263,7 @@ absl::Status Admission::CheckReservations() const {
 absl::Status Admission::CheckIntegrity() const {
   QUIRE_RETURN_IF_ERROR(CheckReservations());
   QUIRE_RETURN_IF_ERROR(tenants_.CheckIntegrity());
-  return waiting_.CheckIntegrity();
+  return waiting_requests_.CheckIntegrity();
 }
 
 }  // namespace quire::engine

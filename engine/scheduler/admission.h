@@ -15,7 +15,7 @@
 // Place:      part of Scheduler; called by PrefillPlanner between the chunks of running prompts.
 // Invariants: see CheckIntegrity(). Its results depend only on its calls.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it; requests stay alive while they are in it.
+// Lifetime:   the objects in Parts outlive it; requests stay alive while they are in it.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +55,7 @@ class Admission {
   // Adds a prepared request that fits the pool to the waiting requests.
   void Add(ScheduledRequest* request);
   // Starts the planning of a step.
-  void BeginStep() { stuck_ = nullptr; }
+  void BeginStep() { stuck_request_ = nullptr; }
   // Admits requests in order while they precede the prompt `next`. If `next` is null, admits
   // requests while possible. Returns false if no further request can be admitted in this step.
   bool AdmitBefore(const Sequence* next, absl::Time now);
@@ -65,13 +65,13 @@ class Admission {
   // Called when the request has ended, in any state.
   void Leave(ScheduledRequest& request);
 
-  std::size_t num_waiting() const { return waiting_.size(); }
+  std::size_t num_waiting() const { return waiting_requests_.size(); }
   const WaitingWork& waiting_work() const { return waiting_work_; }
-  bool AnyMayStart() const { return waiting_.AnyMayStart(); }
+  bool AnyMayStart() const { return waiting_requests_.AnyMayStart(); }
   bool has_several_tenants() const { return tenants_.size() > 1; }
   // Returns the request that is blocked although no sequence runs, or null. Such a request
   // indicates a bug, and the caller fails only this request.
-  ScheduledRequest* stuck() const { return stuck_; }
+  ScheduledRequest* stuck_request() const { return stuck_request_; }
   // Number of times admission of the head of the queue failed for lack of pages.
   std::int64_t blocked_admissions() const { return blocked_admissions_; }
 
@@ -81,7 +81,7 @@ class Admission {
   enum class Result : std::uint8_t { kAdmitted, kNoTokens, kBlocked };
   // The last attempt that found no pages. It is repeated when the cache has changed, or when the
   // step has room for fewer tokens of the prompt, which need fewer pages.
-  struct Blocked {
+  struct BlockedAttempt {
     const Sequence* sequence = nullptr;
     std::uint64_t cache_changes = 0;
     std::uint32_t matched_tokens = 0;
@@ -105,13 +105,13 @@ class Admission {
   RowPool* const rows_;
   StepDraft* const draft_;
   const OutputStalls* const stalls_;
-  WaitingRequests waiting_;
+  WaitingRequests waiting_requests_;
   WaitingWork waiting_work_;
   TenantTurns tenants_;
   std::uint64_t next_admission_ = 1;
   std::uint32_t reserved_pages_ = 0;  // safe mode
-  ScheduledRequest* stuck_ = nullptr;
-  Blocked blocked_;
+  ScheduledRequest* stuck_request_ = nullptr;
+  BlockedAttempt blocked_attempt_;
   std::int64_t blocked_admissions_ = 0;
 };
 

@@ -30,12 +30,12 @@ bool NeedsOutcome(const Sequence& sequence) {
 
 DecodePlanner::DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft)
     : page_size_(page_size), rows_(rows), draft_(draft) {
-  selected_.reserve(rows_->num_rows());
-  ready_.reserve(rows_->num_rows());
+  selected_rows_.reserve(rows_->num_rows());
+  ready_rows_.reserve(rows_->num_rows());
 }
 
 bool DecodePlanner::Select() {
-  selected_.clear();
+  selected_rows_.clear();
   has_waiting_stream_ = false;
   num_prompts_ = rows_->preempted().size();
   bool needs_outcome = false;
@@ -45,20 +45,21 @@ bool DecodePlanner::Select() {
     }
     needs_outcome |= NeedsOutcome(*sequence);
     if (!CanDecode(*sequence)) continue;
-    if (!sequence->is_stalled) selected_.push_back(sequence);
+    if (!sequence->is_stalled) selected_rows_.push_back(sequence);
     has_waiting_stream_ |= sequence->request->client_stalled_since == absl::InfiniteFuture();
   }
   return !needs_outcome;
 }
 
-bool DecodePlanner::TakePages(bool ahead) {
-  ready_.clear();
+bool DecodePlanner::TakePages(bool has_step_in_flight) {
+  ready_rows_.clear();
   bool needs_outcome = false;
-  for (Sequence* sequence : selected_) {
+  for (Sequence* sequence : selected_rows_) {
     if (!sequence->active()) continue;  // preempted for an earlier row
     const std::uint32_t end = sequence->launched() + NextTokens(*sequence);
-    const GrowResult result = rows_->Grow(*sequence, end, ahead, &draft_->plan().preempted);
-    if (result == GrowResult::kGrown) ready_.push_back(sequence);
+    const GrowResult result =
+        rows_->Grow(*sequence, end, has_step_in_flight, &draft_->plan().preempted);
+    if (result == GrowResult::kGrown) ready_rows_.push_back(sequence);
     needs_outcome |= result == GrowResult::kNeedsOutcome;
   }
   return !needs_outcome;
@@ -66,15 +67,15 @@ bool DecodePlanner::TakePages(bool ahead) {
 
 void DecodePlanner::AddRows(const Admission& admission) {
   std::uint32_t tokens = 0;
-  std::erase_if(ready_, [](const Sequence* sequence) { return !sequence->active(); });
-  for (const Sequence* sequence : ready_) tokens += NextTokens(*sequence);
+  std::erase_if(ready_rows_, [](const Sequence* sequence) { return !sequence->active(); });
+  for (const Sequence* sequence : ready_rows_) tokens += NextTokens(*sequence);
   std::uint32_t limit = draft_->budget();
   const std::uint32_t without_prompts = limit > page_size_ ? limit - page_size_ : limit;
   // The check for prompts is needed only if leaving tokens for them displaces decode rows.
   if (tokens > without_prompts && (num_prompts_ > 0 || admission.AnyMayStart())) {
     limit = without_prompts;
   }
-  for (Sequence* sequence : ready_) {
+  for (Sequence* sequence : ready_rows_) {
     const std::uint32_t next = NextTokens(*sequence);
     if (draft_->plan().num_tokens + next > limit) break;
     draft_->AddDecode(*sequence, next);

@@ -8,7 +8,7 @@
 // Place:      part of Scheduler; the first planner of a step.
 // Invariants: the members describe the step being planned; Select replaces their contents.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the row pool and the draft outlive it.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,8 +30,8 @@ class DecodePlanner {
   // and no page may be missing for the fork.
   bool Select();
   // Reserves pages for the next tokens of the rows that Select found. A row that gets too few pages
-  // is left out. `ahead`: a step is in flight. Returns false if that step must be collected first.
-  bool TakePages(bool ahead);
+  // is left out. Returns false if the step in flight must be collected first.
+  bool TakePages(bool has_step_in_flight);
   // Adds the rows that still have their pages to the draft. If there are prompts, page_size tokens
   // of the budget are left for them.
   void AddRows(const Admission& admission);
@@ -47,8 +47,8 @@ class DecodePlanner {
   const std::uint32_t page_size_;
   RowPool* const rows_;
   StepDraft* const draft_;
-  std::vector<Sequence*> selected_;
-  std::vector<Sequence*> ready_;  // the selected rows that have their pages
+  std::vector<Sequence*> selected_rows_;
+  std::vector<Sequence*> ready_rows_;  // the selected rows that have their pages
   bool has_waiting_stream_ = false;
   std::size_t num_prompts_ = 0;
 };

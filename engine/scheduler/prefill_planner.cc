@@ -17,7 +17,7 @@ PrefillPlanner::PrefillPlanner(const SchedulerPolicy& policy, const Parts& parts
   prompts_.reserve(rows_->num_rows());
 }
 
-bool PrefillPlanner::TakePages(bool ahead) {
+bool PrefillPlanner::TakePages(bool has_step_in_flight) {
   needs_outcome_ = false;
   OrderPrompts();
   std::uint32_t left = std::min(draft_->budget(), draft_->prompt_budget());
@@ -25,14 +25,16 @@ bool PrefillPlanner::TakePages(bool ahead) {
     if (left == 0 || needs_outcome_) break;
     if (!sequence->active()) continue;  // preempted for an earlier prompt
     const std::uint32_t remaining = sequence->total() - sequence->launched();
-    left -= TakeChunkPages(*sequence, std::min({remaining, draft_->max_chunk(), left}), ahead);
+    left -= TakeChunkPages(*sequence, std::min({remaining, draft_->max_chunk(), left}),
+                           has_step_in_flight);
   }
   return !needs_outcome_;
 }
 
 // Reserves pages for as much of the chunk as possible, and returns the number of its tokens that
 // have pages. A victim is preempted only if the row could compute no token otherwise.
-std::uint32_t PrefillPlanner::TakeChunkPages(Sequence& sequence, std::uint32_t chunk, bool ahead) {
+std::uint32_t PrefillPlanner::TakeChunkPages(Sequence& sequence, std::uint32_t chunk,
+                                             bool has_step_in_flight) {
   const std::uint32_t begin = sequence.launched();
   std::uint32_t reserved = cache_->reserved_tokens(*sequence.row);
   while (reserved < begin + chunk) {
@@ -41,8 +43,8 @@ std::uint32_t PrefillPlanner::TakeChunkPages(Sequence& sequence, std::uint32_t c
     if (columns == 0) break;
     const std::uint64_t end = std::min<std::uint64_t>(
         begin + chunk, reserved + std::uint64_t{columns} * cache_->page_size());
-    const GrowResult result =
-        rows_->Grow(sequence, static_cast<std::uint32_t>(end), ahead, &draft_->plan().preempted);
+    const GrowResult result = rows_->Grow(sequence, static_cast<std::uint32_t>(end),
+                                          has_step_in_flight, &draft_->plan().preempted);
     needs_outcome_ |= result == GrowResult::kNeedsOutcome;
     if (result != GrowResult::kGrown) {
       if (!sequence.active()) return 0;

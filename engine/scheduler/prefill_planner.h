@@ -11,7 +11,7 @@
 // Place:      part of Scheduler; the last planner of a step.
 // Invariants: its results depend only on its calls.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <cstdint>
 #include <vector>
@@ -39,13 +39,13 @@ class PrefillPlanner {
   // Reserves pages of layer groups with a window for the chunks that may fit into the step. Other
   // groups have pages for the whole prompt from admission on. Called before any row is planned.
   // Returns the same as DecodePlanner::TakePages.
-  bool TakePages(bool ahead);
+  bool TakePages(bool has_step_in_flight);
   // Adds chunks and admissions to the draft.
   void Plan(absl::Time now);
 
  private:
   void OrderPrompts();
-  std::uint32_t TakeChunkPages(Sequence& sequence, std::uint32_t chunk, bool ahead);
+  std::uint32_t TakeChunkPages(Sequence& sequence, std::uint32_t chunk, bool has_step_in_flight);
   bool serves_oldest_first() const {
     return prompt_steps_ % steps_per_oldest_first_ == steps_per_oldest_first_ - 1;
   }

@@ -95,7 +95,7 @@ void RowPool::Start(Sequence& sequence, const cache::PrefixMatch& match) {
   }
 }
 
-GrowResult RowPool::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
+GrowResult RowPool::Grow(Sequence& sequence, std::uint32_t tokens, bool has_step_in_flight,
                          std::vector<Sequence*>* preempted) {
   if (tokens <= cache_->reserved_tokens(*sequence.row)) return GrowResult::kGrown;
   while (true) {
@@ -107,7 +107,7 @@ GrowResult RowPool::Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
     }
     if (admission_ == AdmissionMode::kSafe) return GrowResult::kNoPages;
     // The pages of a victim in flight could not be used before its step has ended.
-    if (ahead) return GrowResult::kNeedsOutcome;
+    if (has_step_in_flight) return GrowResult::kNeedsOutcome;
     Sequence* const victim = ChooseVictim(running_, cache_->page_size(), max_preemptions_,
                                           [this](const Sequence& candidate) {
                                             return cache_->num_private_pages(*candidate.row) > 0;

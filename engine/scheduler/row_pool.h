@@ -43,7 +43,7 @@ class RowPool {
           const StepCounter* steps);
 
   // Returns the running sequences, which all have a row, in order of admission. The choices of one
-  // request are in their order.
+  // request are in order of their indices.
   const std::vector<Sequence*>& running() const { return running_; }
   const std::vector<Sequence*>& preempted() const { return preempted_; }  // in order of admission
   std::size_t num_rows() const { return num_rows_; }
@@ -65,8 +65,8 @@ class RowPool {
   // Allocates pages for the first `tokens` tokens. With overcommit, victims are preempted for them
   // and appended to `preempted`. In safe mode a page can be missing only while other pages are
   // being cleared, are being copied or are held by a step in flight. All of them are available
-  // after the next step. `ahead`: a step is in flight, so no sequence may be preempted.
-  GrowResult Grow(Sequence& sequence, std::uint32_t tokens, bool ahead,
+  // after the next step. If `has_step_in_flight`, no sequence may be preempted.
+  GrowResult Grow(Sequence& sequence, std::uint32_t tokens, bool has_step_in_flight,
                   std::vector<Sequence*>* preempted);
   // See Scheduler.
   void Fork(ScheduledRequest& request);

@@ -38,12 +38,12 @@ void Scheduler::SetOutputStall(ScheduledRequest& request, OutputStall stall, abs
   }
 }
 
-const StepPlan& Scheduler::Plan(absl::Time now, bool ahead) {
+const StepPlan& Scheduler::Plan(absl::Time now, bool has_step_in_flight) {
   draft_.Begin(*options_);
   admission_.BeginStep();
   MarkStalled();
   const StepPlan& plan = draft_.plan();
-  if (!PlanDecodes(ahead)) {
+  if (!PlanDecodes(has_step_in_flight)) {
     draft_.plan().Clear();
     return plan;
   }
@@ -71,9 +71,9 @@ void Scheduler::MarkStalled() {
 }
 
 // Returns false if the step in flight must be collected first.
-bool Scheduler::PlanDecodes(bool ahead) {
-  if (!decodes_.Select() || !decodes_.TakePages(ahead)) return false;
-  if (cache_->demand().has_windows() && !prefills_.TakePages(ahead)) return false;
+bool Scheduler::PlanDecodes(bool has_step_in_flight) {
+  if (!decodes_.Select() || !decodes_.TakePages(has_step_in_flight)) return false;
+  if (cache_->demand().has_windows() && !prefills_.TakePages(has_step_in_flight)) return false;
   decodes_.AddRows(admission_);
   return true;
 }

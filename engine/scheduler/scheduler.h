@@ -6,10 +6,9 @@
 //   Plan = DecodePlanner -> StepTimeTarget -> PrefillPlanner <-> Admission, on a StepDraft
 //   RowPool has the sequences with rows, Admission the requests without rows
 //
-// A plan may be made while the step before it is in flight ("ahead"). Every sequence that samples a
-// token in that step is then assumed to continue, unless that token is certainly its last. No
-// sequence is preempted. If the coming step depends on the outcome of the one in flight, the plan
-// is empty.
+// A plan may be made while the previous step is in flight. Every sequence that samples a token in
+// that step is then assumed to continue, unless that token is certainly its last. No sequence is
+// preempted. If the coming step depends on the outcome of the one in flight, the plan is empty.
 //
 // While rows decode, a step-time target limits the prompt tokens of a step. Their expected time
 // must fit into the target (StepTimeTarget).
@@ -67,9 +66,8 @@ class Scheduler {
     stalls_.SetWorker(worker, is_stalled);
   }
 
-  // Plans the coming step and reserves its pages. The plan is valid until the next call. `ahead`: a
-  // step is in flight.
-  const StepPlan& Plan(absl::Time now, bool ahead);
+  // Plans the coming step and reserves its pages. The plan is valid until the next call.
+  const StepPlan& Plan(absl::Time now, bool has_step_in_flight);
   // Counts steps. StepPipeline reports their launches and ends.
   StepCounter& steps() { return steps_; }
   // Predicts the time of a step from the steps that ran.
@@ -109,7 +107,7 @@ class Scheduler {
 
  private:
   void MarkStalled();
-  bool PlanDecodes(bool ahead);
+  bool PlanDecodes(bool has_step_in_flight);
 
   cache::CacheManager* const cache_;
   std::shared_ptr<const HotOptions> options_;  // never null

@@ -18,14 +18,14 @@ constexpr double kPairUnit = 256.0 * 1024;
 constexpr double kKeepDecodes = 0.98;
 constexpr double kKeepPrompts = 0.95;
 
-// Once kTrusted steps of a kind are known, a measured time is clamped to between 1 / kOutlier and
+// After kMinTrustedSteps steps of a kind, a measured time is clamped to between 1 / kOutlier and
 // kOutlier times the expected time. If the clamped time differs from the expected time by more than
 // a factor of kSurprise, the machine may have become slower or faster. The weights of earlier steps
 // then decay by kKeepSurprised, because fast steps weigh more and would dominate the fit.
 constexpr double kOutlier = 3;
 constexpr double kSurprise = 1.5;
 constexpr double kKeepSurprised = 0.7;
-constexpr std::uint64_t kTrusted = 4;
+constexpr std::uint64_t kMinTrustedSteps = 4;
 
 // If a step reads weights for longer than it computes, a few prompt tokens cost nothing. The fit
 // would then predict that any number of them costs nothing. So no chunk is sized for more than
@@ -43,7 +43,7 @@ constexpr int kSweeps = 32;
 // Number of sweeps after a step without prompts. Such steps are frequent, and the next fit
 // continues from the coefficients of this one.
 constexpr int kSweepsWithoutPrompts = 8;
-constexpr double kSettled = 1e-4;  // relative change of a coefficient
+constexpr double kMinChange = 1e-4;  // relative change of a coefficient
 
 constexpr double kMinSeconds = 1e-6;
 constexpr double kMaxSeconds = 1e4;
@@ -66,7 +66,7 @@ absl::Duration StepTimeModel::Predict(const StepWork& work) const {
 }
 
 bool StepTimeModel::CanPredict(const StepWork& work) const {
-  return (work.prompt_tokens > 0 ? prompts_ : decodes_).steps >= kTrusted;
+  return (work.prompt_tokens > 0 ? prompts_ : decodes_).steps >= kMinTrustedSteps;
 }
 
 void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
@@ -76,13 +76,14 @@ void StepTimeModel::Learn(const StepWork& work, absl::Duration time) {
   const Terms terms = TermsOf(work);
   double keep = has_prompt ? kKeepPrompts : kKeepDecodes;
   double seconds = std::clamp(absl::ToDoubleSeconds(time), kMinSeconds, kMaxSeconds);
-  if (history.steps >= kTrusted) {
+  if (history.steps >= kMinTrustedSteps) {
     const double expected = std::max(Seconds(terms), kMinSeconds);
     seconds = std::clamp(seconds, expected / kOutlier, expected * kOutlier);
     const double ratio = seconds / expected;
     if (ratio > kSurprise || ratio < 1 / kSurprise) keep = kKeepSurprised;
   }
-  if (has_prompt) fastest_ = std::max(fastest_ * kKeepFastest, work.prompt_tokens / seconds);
+  if (has_prompt)
+    max_prompt_rate_ = std::max(max_prompt_rate_ * kKeepFastest, work.prompt_tokens / seconds);
   // Both sides are divided by the time, so every step counts by its relative error.
   for (std::size_t i = 0; i < kTerms; ++i) {
     for (std::size_t j = 0; j < kTerms; ++j) {
@@ -108,9 +109,9 @@ void StepTimeModel::Fit(int max_sweeps) {
     const double scale = products[i][i] * (1 + kRidge[i]);
     inverses[i] = scale > std::numeric_limits<double>::min() ? 1 / scale : 0;  // 0: never seen
   }
-  bool moves = true;
-  for (int sweep = 0; moves && sweep < max_sweeps; ++sweep) {
-    moves = false;
+  bool has_changed = true;
+  for (int sweep = 0; has_changed && sweep < max_sweeps; ++sweep) {
+    has_changed = false;
     for (const std::size_t i : kOrder) {
       if (inverses[i] == 0) continue;
       double rest = targets[i];
@@ -118,7 +119,7 @@ void StepTimeModel::Fit(int max_sweeps) {
         if (j != i) rest -= products[i][j] * coefficients_[j];
       }
       const double best = std::clamp(rest * inverses[i], 0.0, kMaxSeconds);
-      moves |= std::abs(best - coefficients_[i]) > kSettled * best;
+      has_changed |= std::abs(best - coefficients_[i]) > kMinChange * best;
       coefficients_[i] = best;
     }
   }
@@ -132,7 +133,7 @@ std::uint32_t StepTimeModel::PromptTokensWithin(absl::Duration time, std::uint32
   const double pair = coefficients_[4] / kPairUnit;
   const double slope = coefficients_[3] / kTokenUnit + pair * (stored + 0.5);
   const double fitted = 2 * seconds / (slope + std::sqrt(slope * slope + 2 * pair * seconds));
-  const double tokens = std::min(fitted, kMaxSpeedUp * fastest_ * seconds);
+  const double tokens = std::min(fitted, kMaxSpeedUp * max_prompt_rate_ * seconds);
   constexpr double kMax = 1 << 20;
   return static_cast<std::uint32_t>(tokens < kMax ? tokens : kMax);
 }

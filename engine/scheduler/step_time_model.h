@@ -7,10 +7,10 @@
 //                 + a_t * prompt tokens + a_h * sum over chunks of q * (h + (q + 1) / 2)
 //
 // for chunks of q tokens after h stored tokens. The fit minimizes the squared relative error with
-// non-negative coefficients. The weight of a step decays only with new steps of its own kind, with
-// or without prompt tokens. An hour of decoding therefore does not erase the cost of prompts. A
-// measured time that is far from the expected time is clamped to a fixed multiple or fraction of
-// it. Such a step also reduces the weight of earlier steps.
+// non-negative coefficients. Steps with and without prompt tokens are two kinds. The weight of a
+// step decays only with new steps of its own kind, so an hour of decoding does not erase the cost
+// of prompts. A measured time that is far from the expected time is clamped to a fixed multiple or
+// fraction of the expected time. Such a step also reduces the weight of earlier steps.
 //
 // The idea, but no code, is from xLLM's time predictor (github.com/jd-opensource/xllm,
 // core/scheduler/profile). That predictor fits a quadratic in the prompt's length and an affine
@@ -82,8 +82,8 @@ class StepTimeModel {
   void Fit(int max_sweeps);
 
   History decodes_, prompts_;
-  Terms coefficients_{};  // seconds per unit of each term
-  double fastest_ = 0;    // prompt tokens per second of a whole step; decays slowly
+  Terms coefficients_{};        // seconds per unit of each term
+  double max_prompt_rate_ = 0;  // highest prompt tokens per second of a whole step; decays slowly
 };
 
 }  // namespace quire::engine

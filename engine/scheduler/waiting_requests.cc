@@ -19,7 +19,7 @@ void WaitingRequests::SetAgingInterval(absl::Duration interval) {
 }
 
 void WaitingRequests::SetTimer(Entry& entry, std::int64_t intervals) {
-  if (!ages()) return;
+  if (!has_aging()) return;
   ScheduledRequest* const request = entry.place.request;
   entry.ages_at = request->request.accept_time + intervals * aging_interval_;
   timers_.insert({entry.ages_at, request->arrival, request});
@@ -32,7 +32,7 @@ void WaitingRequests::Add(ScheduledRequest* request) {
   entry.tenant = request->tenant_requests;
   entry.place = {.level = request->request.priority,
                  .deadline = request->request.deadline,
-                 .length_class = ages() ? LengthClass(request->uncached_tokens) : 0,
+                 .length_class = has_aging() ? LengthClass(request->uncached_tokens) : 0,
                  .arrival = request->arrival,
                  .request = request};
   by_tenant_[entry.tenant].insert(entry.place);
@@ -46,7 +46,7 @@ bool WaitingRequests::Remove(const ScheduledRequest* request) {
   const auto tenant = by_tenant_.find(entry.tenant);
   tenant->second.erase(entry.place);
   if (tenant->second.empty()) by_tenant_.erase(tenant);
-  if (ages()) timers_.erase({entry.ages_at, entry.place.arrival, entry.place.request});
+  if (has_aging()) timers_.erase({entry.ages_at, entry.place.arrival, entry.place.request});
   places_.erase(found);
   return true;
 }
@@ -85,7 +85,7 @@ absl::Status WaitingRequests::CheckIntegrity() const {
     if (places.empty()) return absl::InternalError("a tenant without waiting requests is kept");
     placed += places.size();
   }
-  if (placed != places_.size() || timers_.size() != (ages() ? placed : 0)) {
+  if (placed != places_.size() || timers_.size() != (has_aging() ? placed : 0)) {
     return absl::InternalError(absl::StrCat(places_.size(), " requests wait, ", placed,
                                             " are in order, ", timers_.size(), " have timers"));
   }
@@ -93,7 +93,7 @@ absl::Status WaitingRequests::CheckIntegrity() const {
     const auto tenant = by_tenant_.find(entry.tenant);
     const bool is_placed = tenant != by_tenant_.end() && tenant->second.contains(entry.place);
     const bool is_timed =
-        !ages() || timers_.contains({entry.ages_at, entry.place.arrival, entry.place.request});
+        !has_aging() || timers_.contains({entry.ages_at, entry.place.arrival, entry.place.request});
     if (is_placed && is_timed && entry.place.request == request) continue;
     return absl::InternalError(
         absl::StrCat("waiting request ", entry.place.arrival, " is not at the place of its entry"));

@@ -83,7 +83,7 @@ class WaitingRequests {
     absl::Time ages_at;
   };
 
-  bool ages() const { return aging_interval_ > absl::ZeroDuration(); }
+  bool has_aging() const { return aging_interval_ > absl::ZeroDuration(); }
   void SetTimer(Entry& entry, std::int64_t intervals);
   void Age(ScheduledRequest* request, absl::Time now);
 

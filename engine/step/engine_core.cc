@@ -72,9 +72,9 @@ void EngineCore::Handle(Signal& signal, absl::Time now) {
 }
 
 cache::FlushCounts EngineCore::FlushCache() {
-  meter_.ShowCache(EvictionCause::kAllocation);
+  meter_.PublishCacheStats(EvictionCause::kAllocation);
   const cache::FlushCounts counts = cache_->Flush();
-  meter_.ShowCache(EvictionCause::kFlush);
+  meter_.PublishCacheStats(EvictionCause::kFlush);
   return counts;
 }
 

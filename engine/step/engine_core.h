@@ -1,7 +1,7 @@
 #pragma once
 
-// The engine without threads: everything that happens between two steps, and one step. The engine
-// thread calls Handle, Expire and Step, and takes the results with TakeOutput.
+// The engine without threads: runs single steps and all work between them. The engine thread calls
+// Handle, Expire and Step, and takes the results with TakeOutput.
 //
 //   Handle, Expire -> RequestLifecycle -> Scheduler
 //   Step           -> StepPipeline: Scheduler::Plan, BatchBuilder, StepRunner, StepCollector
@@ -10,7 +10,7 @@
 // Place:      under Engine; joins its parts, which do the work.
 // Invariants: see CheckIntegrity() of its parts. No request past its deadline enters a step.
 // Threads:    one: the engine thread, or in tests the thread of the test.
-// Lifetime:   everything it points to outlives it.
+// Lifetime:   the objects passed to the constructor outlive it.
 
 #include <cstddef>
 #include <memory>
@@ -52,10 +52,10 @@ class EngineCore {
   void Handle(Signal& signal, absl::Time now);
   void Expire(absl::Time now) { lifecycle_.Expire(now); }
   bool Step(absl::Time now) { return pipeline_.Step(now); }
-  void Settle() { pipeline_.Settle(); }
+  void CollectAll() { pipeline_.CollectAll(); }
   void EndAll(absl::Time now) { lifecycle_.EndAll(now); }
   void FailAll(absl::Time now) { lifecycle_.FailAll(now); }
-  const absl::Status& fatal() const { return pipeline_.fatal(); }
+  const absl::Status& fatal_error() const { return pipeline_.fatal_error(); }
   cache::FlushCounts FlushCache();
 
   absl::Time NextWake() const { return lifecycle_.NextWake(); }

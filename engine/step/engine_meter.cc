@@ -27,7 +27,7 @@ EngineMeter::EngineMeter(const Parts& parts)
 
 void EngineMeter::CountAccepted() {
   probe_->requests.Accepted();
-  ++waiting_;
+  ++num_waiting_;
 }
 
 void EngineMeter::RefreshGauge(ScheduledRequest& live) {
@@ -35,8 +35,8 @@ void EngineMeter::RefreshGauge(ScheduledRequest& live) {
                                 [](const auto& sequence) { return sequence->row.has_value(); });
   if (runs == live.is_counted_running()) return;
   live.progress().is_counted_running.store(runs, std::memory_order_relaxed);
-  running_ += runs ? 1 : -1;
-  waiting_ += runs ? -1 : 1;
+  num_running_ += runs ? 1 : -1;
+  num_waiting_ += runs ? -1 : 1;
   if (runs) {
     probe_->requests.MoveToRunning();
   } else {
@@ -45,7 +45,7 @@ void EngineMeter::RefreshGauge(ScheduledRequest& live) {
 }
 
 void EngineMeter::CountEnd(const ScheduledRequest& live) {
-  --(live.is_counted_running() ? running_ : waiting_);
+  --(live.is_counted_running() ? num_running_ : num_waiting_);
 }
 
 void EngineMeter::CountEarlyEnd(RequestState state, CancelSource source) {
@@ -57,7 +57,7 @@ void EngineMeter::CountFinishedChoice(std::int32_t output_tokens) {
   mean_answer_tokens_ = mean + (output_tokens - mean) / kAnswersInMean;
 }
 
-absl::Duration EngineMeter::CountStep(const InFlightStep& flight, absl::Time collected) {
+absl::Duration EngineMeter::CountStep(const InFlightStep& flight, absl::Time collect_start) {
   const absl::Time now = clock_->Now();
   const StepPlan& plan = flight.plan;
   const StepKind kind = plan.prefills.empty()  ? StepKind::kDecode
@@ -72,23 +72,23 @@ absl::Duration EngineMeter::CountStep(const InFlightStep& flight, absl::Time col
                          .wall = wall,
                          .schedule = flight.planned - flight.start,
                          .prepare = flight.launched - flight.planned,
-                         .output = now - collected,
+                         .output = now - collect_start,
                          .expected = flight.expected},
                         now + WallOffset(now));
   prompt_rate_.Add(now, plan.prompt_tokens());
   generation_rate_.Add(now, static_cast<std::int64_t>(flight.sample_owners.size()));
-  ShowWork(now);
+  PublishWork(now);
   last_step_ = now;
   return wall;
 }
 
-void EngineMeter::ShowWork(absl::Time now) {
-  ShowCache(EvictionCause::kAllocation);
+void EngineMeter::PublishWork(absl::Time now) {
+  PublishCacheStats(EvictionCause::kAllocation);
   const std::int64_t waiting_tokens = scheduler_->admission().waiting_work().uncached_tokens;
   probe_->requests.ShowWaitingTokens(waiting_tokens);
   // No step follows when no request is left, so the final state is always reported.
-  if (now >= limiter_updated_ + kBetweenLimiterUpdates || running_ + waiting_ == 0) {
-    limiter_updated_ = now;
+  if (now >= limiter_update_time_ + kBetweenLimiterUpdates || num_running_ + num_waiting_ == 0) {
+    limiter_update_time_ = now;
     limiter_->Update({.prompt_tokens = waiting_tokens,
                       .output_tokens = ExpectedOutputTokens(),
                       .prompt_tokens_per_second = prompt_rate_.PerSecond(now),
@@ -99,8 +99,8 @@ void EngineMeter::ShowWork(absl::Time now) {
 // Returns the wall clock minus the monotonic clock, at most 10 ms old. Reading both clocks at every
 // step would take more than 1 % of a short step.
 absl::Duration EngineMeter::WallOffset(absl::Time now) {
-  if (now >= wall_read_at_ + kBetweenWallReads) {
-    wall_read_at_ = now;
+  if (now >= wall_read_time_ + kBetweenWallReads) {
+    wall_read_time_ = now;
     wall_offset_ = clock_->ToWall(now) - now;
   }
   return wall_offset_;
@@ -128,8 +128,8 @@ std::int64_t EngineMeter::ExpectedOutputTokens() const {
 
 EngineStats EngineMeter::Stats(absl::Time now) const {
   EngineStats stats;
-  stats.running = running_;
-  stats.waiting = waiting_;
+  stats.running = num_running_;
+  stats.waiting = num_waiting_;
   stats.waiting_uncached_tokens = scheduler_->admission().waiting_work().uncached_tokens;
   stats.blocked_admissions = scheduler_->admission().blocked_admissions();
   stats.cache = cache_->stats();
@@ -148,10 +148,10 @@ absl::Status EngineMeter::CheckIntegrity(std::span<const ScheduledRequest* const
     accepted += request->is_prepared() ? 1 : 0;
     running += request->is_counted_running() ? 1 : 0;
   }
-  if (running == running_ && accepted - running == waiting_) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(accepted, " requests are accepted and ", running,
-                                          " run, but ", running_, " are counted as running and ",
-                                          waiting_, " as waiting"));
+  if (running == num_running_ && accepted - running == num_waiting_) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(accepted, " requests are accepted and ", running, " run, but ", num_running_,
+                   " are counted as running and ", num_waiting_, " as waiting"));
 }
 
 }  // namespace quire::engine

@@ -7,7 +7,7 @@
 // Invariants: see CheckIntegrity(). running + waiting is the number of accepted requests that have
 //             not ended.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <cstdint>
 #include <optional>
@@ -46,15 +46,15 @@ class EngineMeter {
   void CountEarlyEnd(RequestState state, CancelSource source);
   // Counts a choice that finished normally with `output_tokens` tokens.
   void CountFinishedChoice(std::int32_t output_tokens);
-  // Counts a step that has ended. Its collection started at `collected`. Returns the wall time of
-  // the step. For an overlapped step, this time starts at the end of the previous step.
-  absl::Duration CountStep(const InFlightStep& flight, absl::Time collected);
+  // Counts a step that has ended and whose collection started at `collect_start`. Returns the wall
+  // time of the step. For an overlapped step, this time starts at the end of the previous step.
+  absl::Duration CountStep(const InFlightStep& flight, absl::Time collect_start);
   // Publishes the page counts and reports the remaining work to the limiter. Called after a step,
   // and when choices end without one.
-  void ShowWork(absl::Time now);
+  void PublishWork(absl::Time now);
   // Publishes the cache statistics. Pages evicted since the last call are counted under
   // `eviction_cause`.
-  void ShowCache(EvictionCause eviction_cause) {
+  void PublishCacheStats(EvictionCause eviction_cause) {
     probe_->cache.Update(cache_->stats(), eviction_cause);
   }
 
@@ -76,12 +76,12 @@ class EngineMeter {
   // Exponential moving average of output lengths, over choices that finished normally.
   std::optional<double> mean_answer_tokens_;
   EndCounts early_ends_{};
-  std::int32_t running_ = 0;  // accepted requests with a row
-  std::int32_t waiting_ = 0;  // accepted requests without a row
+  std::int32_t num_running_ = 0;  // accepted requests with a row
+  std::int32_t num_waiting_ = 0;  // accepted requests without a row
   std::int32_t max_step_sequences_ = 0;
   absl::Time last_step_;
-  absl::Time limiter_updated_ = absl::InfinitePast();
-  absl::Time wall_read_at_ = absl::InfinitePast();
+  absl::Time limiter_update_time_ = absl::InfinitePast();
+  absl::Time wall_read_time_ = absl::InfinitePast();
   absl::Duration wall_offset_;
 };
 

@@ -55,7 +55,8 @@ void MaskGate::Drop(const ScheduledRequest& live) {
 
 void MaskGate::AddAwaited(const Sequence& sequence) {
   const auto add = [this](const Sequence& choice) {
-    if (choice.mask != nullptr && !choice.mask->is_ready()) awaited_.push_back(choice.mask.get());
+    if (choice.mask != nullptr && !choice.mask->is_ready())
+      awaited_masks_.push_back(choice.mask.get());
   };
   const ScheduledRequest& live = *sequence.request;
   if (live.forked) return add(sequence);
@@ -64,14 +65,14 @@ void MaskGate::AddAwaited(const Sequence& sequence) {
 
 void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected) {
   if (!has_states_ || num_masked_ == 0) return;
-  awaited_.clear();
+  awaited_masks_.clear();
   for (const Sequence* sequence : running) {
     const bool is_next = sequence->active() && sequence->launched() + 1 == sequence->total();
     if (is_next && !sequence->awaits_mask) AddAwaited(*sequence);
   }
-  if (awaited_.empty()) return;
+  if (awaited_masks_.empty()) return;
   // `expected` is clamped, because the last step may have computed a long prompt.
-  masks_.WaitAll(awaited_, std::clamp(expected * kMaxDelayFraction, kMinWait, kMaxWait));
+  masks_.WaitAll(awaited_masks_, std::clamp(expected * kMaxDelayFraction, kMinWait, kMaxWait));
 }
 
 void MaskGate::HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted) {
@@ -91,26 +92,26 @@ void MaskGate::HoldRows(std::span<Sequence* const> running, std::span<Sequence* 
 }
 
 void MaskGate::AwaitLateSamples(const InFlightStep& step) {
-  awaited_.clear();
+  awaited_masks_.clear();
   bool has_others = false;
   std::size_t sampled_rows = 0;
   const std::vector<runtime::StepSample>& samples = step.batch.samples;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const Sequence& sequence = *step.sample_owners[i].sequence;
     const bool waits = samples[i].is_late && !sequence.finished() && !sequence.mask->is_ready();
-    if (waits) awaited_.push_back(sequence.mask.get());
+    if (waits) awaited_masks_.push_back(sequence.mask.get());
     has_others |= !waits && !sequence.finished();
     const bool is_next_row = i == 0 || samples[i].logits_index != samples[i - 1].logits_index;
     sampled_rows += is_next_row ? 1 : 0;
   }
   has_others |= step.batch.rows.size() > sampled_rows;  // prompts that do not sample in this step
-  if (awaited_.empty()) return;
+  if (awaited_masks_.empty()) return;
   absl::Duration timeout = kMaxWait;
   if (has_others) {
     timeout = std::max({kMinWait, step.expected * kMaxDelayFraction,
                         step.expected * kStepFraction - (clock_->Now() - step.launched)});
   }
-  masks_.WaitAll(awaited_, timeout);
+  masks_.WaitAll(awaited_masks_, timeout);
 }
 
 void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step) {
@@ -131,23 +132,23 @@ void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* st
 
 std::span<Sequence* const> MaskGate::FindEnds(std::span<Sequence* const> running,
                                               std::span<Sequence* const> preempted) {
-  ends_.clear();
-  if (num_masked_ == 0) return ends_;
+  ending_choices_.clear();
+  if (num_masked_ == 0) return ending_choices_;
   const auto check = [&](Sequence* sequence) {
     if (sequence->mask == nullptr || !sequence->mask->is_ready()) return;
     if (!sequence->mask->status().ok() || IsComplete(*sequence)) {
-      ends_.push_back(sequence);
+      ending_choices_.push_back(sequence);
     } else if (sequence->awaits_mask && sequence->in_flight == 0 && CanSample(*sequence)) {
       sequence->awaits_mask = false;
     }
   };
   std::ranges::for_each(running, check);
   std::ranges::for_each(preempted, check);
-  return ends_;
+  return ending_choices_;
 }
 
 bool MaskGate::AwaitAny(std::span<Sequence* const> running, std::span<Sequence* const> preempted) {
-  awaited_.clear();
+  awaited_masks_.clear();
   bool is_any_stalled = false;
   const auto add = [&](const Sequence* sequence) {
     if (!sequence->awaits_mask) return;
@@ -156,7 +157,7 @@ bool MaskGate::AwaitAny(std::span<Sequence* const> running, std::span<Sequence* 
   };
   std::ranges::for_each(running, add);
   std::ranges::for_each(preempted, add);
-  if (!awaited_.empty()) masks_.WaitAny(awaited_, kMaxWait);
+  if (!awaited_masks_.empty()) masks_.WaitAny(awaited_masks_, kMaxWait);
   return is_any_stalled;
 }
 

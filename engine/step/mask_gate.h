@@ -62,8 +62,8 @@ class MaskGate {
   void CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step);
 
   // Returns the choices that must end because their constraint is complete or because their mask
-  // failed (see its status). Also resumes stalled rows whose masks are ready. The result is valid
-  // until the next call.
+  // failed (ChoiceMask::status). Also resumes stalled rows whose masks are ready. The result is
+  // valid until the next call.
   std::span<Sequence* const> FindEnds(std::span<Sequence* const> running,
                                       std::span<Sequence* const> preempted);
   // Waits a limited time until the mask of a stalled row is ready. Returns false if no row is
@@ -74,8 +74,8 @@ class MaskGate {
   absl::Status CheckIntegrity(std::span<const ScheduledRequest* const> live) const;
 
  private:
-  // Adds to awaited_ the masks that are needed to sample the sequence and are not ready. Before the
-  // fork these are the masks of all choices.
+  // Adds to awaited_masks_ the masks that are needed to sample the sequence and are not ready.
+  // Before the fork these are the masks of all choices.
   void AddAwaited(const Sequence& sequence);
 
   const bool has_states_;
@@ -83,8 +83,8 @@ class MaskGate {
   EngineProbe* const probe_;
   MaskPool masks_;
   std::int32_t num_masked_ = 0;  // live requests that have masks
-  std::vector<Sequence*> ends_;
-  std::vector<const ChoiceMask*> awaited_;
+  std::vector<Sequence*> ending_choices_;
+  std::vector<const ChoiceMask*> awaited_masks_;
 };
 
 }  // namespace quire::engine

@@ -40,11 +40,13 @@ RequestLifecycle::RequestLifecycle(const EngineOptions& options, const Parts& pa
 
 ScheduledRequest* RequestLifecycle::Arrive(const std::shared_ptr<AcceptedRequest>& accepted) {
   const std::uint64_t arrival = accepted->arrival;
-  if (const auto found = live_.find(arrival); found != live_.end()) return found->second.get();
+  if (const auto found = live_requests_.find(arrival); found != live_requests_.end())
+    return found->second.get();
   if (accepted->progress.state.load(std::memory_order_relaxed) == RequestState::kFinished) {
     return nullptr;
   }
-  const auto added = live_.emplace(arrival, std::make_unique<ScheduledRequest>(accepted)).first;
+  const auto added =
+      live_requests_.emplace(arrival, std::make_unique<ScheduledRequest>(accepted)).first;
   timers_.Add(*accepted);
   return added->second.get();
 }
@@ -91,8 +93,8 @@ void RequestLifecycle::Cancel(const Signal& signal, absl::Time now) {
 }
 
 void RequestLifecycle::EndStoppedChoice(const Signal& signal, absl::Time now) {
-  const auto live = live_.find(signal.request->arrival);
-  if (live == live_.end()) return;
+  const auto live = live_requests_.find(signal.request->arrival);
+  if (live == live_requests_.end()) return;
   Sequence& sequence = *live->second->sequences[static_cast<std::size_t>(signal.choice)];
   if (sequence.finished()) return;
   CopyChoiceCounters(sequence, &output_->Add(OutputItem::Kind::kChoiceEnd, *live->second, now));
@@ -172,7 +174,7 @@ bool RequestLifecycle::EndMasked(absl::Time now) {
     CopyChoiceCounters(*sequence, &item);
     FinishChoice(*sequence, now);
   }
-  if (has_ended) meter_->ShowWork(now);
+  if (has_ended) meter_->PublishWork(now);
   return has_ended;
 }
 
@@ -212,7 +214,7 @@ void RequestLifecycle::EndEarly(ScheduledRequest& live, CancelSource source, abs
              {"output_tokens", live.progress().output_tokens.load(std::memory_order_relaxed)},
              {"detail", std::string(status.message())}});
   scheduler_->Remove(live, /*invalidate=*/false);
-  meter_->ShowCache(EvictionCause::kAllocation);
+  meter_->PublishCacheStats(EvictionCause::kAllocation);
   if (live.is_prepared()) {
     probe_->requests.Cancelled(live.is_counted_running(), source);
   } else {
@@ -228,9 +230,9 @@ void RequestLifecycle::Fail(ScheduledRequest& live, absl::Status status, bool in
              {{"request_id", live.request.id},
               {"state", RequestStateName(live.progress().state.load(std::memory_order_relaxed))},
               {"status", status.ToString()}});
-  if (invalidate) meter_->ShowCache(EvictionCause::kAllocation);
+  if (invalidate) meter_->PublishCacheStats(EvictionCause::kAllocation);
   scheduler_->Remove(live, invalidate);
-  meter_->ShowCache(invalidate ? EvictionCause::kInvalidate : EvictionCause::kAllocation);
+  meter_->PublishCacheStats(invalidate ? EvictionCause::kInvalidate : EvictionCause::kAllocation);
   probe_->requests.Failed(live.is_counted_running(), status.code());
   End(live, std::move(status), /*was_accepted=*/true, now);
 }
@@ -244,8 +246,8 @@ void RequestLifecycle::FailEach(std::vector<ScheduledRequest*>* requests, absl::
 }
 
 void RequestLifecycle::FailAll(absl::Time now) {
-  while (!live_.empty()) {
-    ScheduledRequest& live = *live_.begin()->second;
+  while (!live_requests_.empty()) {
+    ScheduledRequest& live = *live_requests_.begin()->second;
     if (live.is_prepared()) {
       Fail(live, DeviceError(), /*invalidate=*/false, now);
     } else {
@@ -257,8 +259,8 @@ void RequestLifecycle::FailAll(absl::Time now) {
 }
 
 void RequestLifecycle::EndAll(absl::Time now) {
-  while (!live_.empty()) {
-    EndEarly(*live_.begin()->second, CancelSource::kShutdown, now);
+  while (!live_requests_.empty()) {
+    EndEarly(*live_requests_.begin()->second, CancelSource::kShutdown, now);
   }
 }
 
@@ -279,15 +281,16 @@ void RequestLifecycle::End(ScheduledRequest& live, absl::Status status, bool was
   OutputItem& item = output_->Add(OutputItem::Kind::kRequestEnd, live, now);
   item.status = std::move(status);
   item.was_accepted = was_accepted;
-  const auto ended = live_.find(live.arrival);
-  ended_.push_back(
+  const auto ended = live_requests_.find(live.arrival);
+  ended_requests_.push_back(
       {.last_step = scheduler_->steps().launched(), .request = std::move(ended->second)});
-  live_.erase(ended);
+  live_requests_.erase(ended);
 }
 
 void RequestLifecycle::FreeEnded() {
   const std::uint64_t completed = scheduler_->steps().completed();
-  std::erase_if(ended_, [&](const Ended& ended) { return ended.last_step <= completed; });
+  std::erase_if(ended_requests_,
+                [&](const EndedRequest& ended) { return ended.last_step <= completed; });
 }
 
 // Cancels the compilation of the constraint. The request then gets no kPrepared signal.
@@ -308,7 +311,7 @@ absl::Status RequestLifecycle::InternalError(absl::string_view what) {
 
 void RequestLifecycle::Expire(absl::Time now) {
   while (const auto timer = timers_.FindDue(now)) {
-    ScheduledRequest& live = *live_.at(timer->arrival);
+    ScheduledRequest& live = *live_requests_.at(timer->arrival);
     const bool is_queue = timer->kind == RequestTimers::Kind::kQueue;
     if (is_queue && live.was_scheduled) {
       timers_.RemoveQueueTimer(*live.accepted);
@@ -316,15 +319,15 @@ void RequestLifecycle::Expire(absl::Time now) {
       EndEarly(live, is_queue ? CancelSource::kQueueTimeout : CancelSource::kDeadline, now);
     }
   }
-  slow_.clear();
+  slow_requests_.clear();
   const auto check = [&](const Sequence* sequence) {
     ScheduledRequest& live = *sequence->request;
-    if (live.client_stalled_since + slow_client_timeout_ <= now) slow_.push_back(&live);
+    if (live.client_stalled_since + slow_client_timeout_ <= now) slow_requests_.push_back(&live);
   };
   std::ranges::for_each(scheduler_->running(), check);
   std::ranges::for_each(scheduler_->preempted(), check);
-  SortUnique(&slow_);
-  for (ScheduledRequest* live : slow_) EndEarly(*live, CancelSource::kSlowClient, now);
+  SortUnique(&slow_requests_);
+  for (ScheduledRequest* live : slow_requests_) EndEarly(*live, CancelSource::kSlowClient, now);
 }
 
 absl::Time RequestLifecycle::NextWake() const {
@@ -338,11 +341,11 @@ absl::Time RequestLifecycle::NextWake() const {
 }
 
 absl::Status RequestLifecycle::CheckIntegrity() const {
-  for (const auto& [arrival, live] : live_) {
+  for (const auto& [arrival, live] : live_requests_) {
     if (live->ended) return absl::InternalError("an ended request is still live");
   }
-  for (const Ended& ended : ended_) {
-    if (!ended.request->ended || live_.contains(ended.request->arrival)) {
+  for (const EndedRequest& ended : ended_requests_) {
+    if (!ended.request->ended || live_requests_.contains(ended.request->arrival)) {
       return absl::InternalError("a request that is kept for a step in flight has not ended");
     }
   }

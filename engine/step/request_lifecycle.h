@@ -8,7 +8,7 @@
 //             its only pages are those that steps in flight use. A failing request ends no other
 //             request.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <cstdint>
 #include <map>
@@ -33,7 +33,7 @@
 
 namespace quire::engine {
 
-// Retry delay of errors that are not the request's fault.
+// Retry delay of errors that the request did not cause.
 inline constexpr absl::Duration kRetryAfterFailure = absl::Seconds(10);
 // Returns UNAVAILABLE / DEVICE_ERROR with this delay.
 absl::Status DeviceError();
@@ -97,12 +97,12 @@ class RequestLifecycle {
   // Frees ended requests that no step in flight uses.
   void FreeEnded();
 
-  const LiveRequests& live() const { return live_; }
+  const LiveRequests& live() const { return live_requests_; }
   absl::Status CheckIntegrity() const;
 
  private:
   // A request that has ended. It is kept until step `last_step` has completed.
-  struct Ended {
+  struct EndedRequest {
     std::uint64_t last_step;
     std::unique_ptr<ScheduledRequest> request;
   };
@@ -123,10 +123,10 @@ class RequestLifecycle {
   AdmissionLimiter* const limiter_;
   EngineProbe* const probe_;
   const Clock* const clock_;
-  LiveRequests live_;
-  std::vector<Ended> ended_;
+  LiveRequests live_requests_;
+  std::vector<EndedRequest> ended_requests_;
   RequestTimers timers_;
-  std::vector<ScheduledRequest*> slow_;  // scratch of Expire
+  std::vector<ScheduledRequest*> slow_requests_;  // scratch of Expire
   std::uint64_t next_incident_ = 1;
 };
 

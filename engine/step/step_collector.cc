@@ -20,8 +20,8 @@ bool IsFinite(std::span<const float> values) {
 }
 
 // Returns the sequences that have ended since the launch and whose results are not finite.
-std::vector<const Sequence*> PoisonedAndEnded(const InFlightStep& flight,
-                                              const runtime::StepResult& result) {
+std::vector<const Sequence*> FindEndedNonFinite(const InFlightStep& flight,
+                                                const runtime::StepResult& result) {
   std::vector<const Sequence*> poisoned;
   for (std::size_t i = 0; i < flight.sample_owners.size(); ++i) {
     const Sequence& sequence = *flight.sample_owners[i].sequence;
@@ -98,8 +98,8 @@ StepCollector::StepCollector(std::vector<std::int32_t> eos_token_ids, const Part
       probe_(parts.probe) {}
 
 bool StepCollector::InvalidateEnded(const InFlightStep& flight, const runtime::StepResult& result) {
-  const std::vector<const Sequence*> poisoned = PoisonedAndEnded(flight, result);
-  if (!poisoned.empty()) probe_->cache.Show(cache_->stats(), EvictionCause::kAllocation);
+  const std::vector<const Sequence*> poisoned = FindEndedNonFinite(flight, result);
+  if (!poisoned.empty()) probe_->cache.Update(cache_->stats(), EvictionCause::kAllocation);
   for (const Sequence* sequence : poisoned) {
     cache_->Invalidate(sequence->request->prompt.root, sequence->cache_tokens(), sequence->keys,
                        sequence->proven_tokens);

@@ -7,7 +7,7 @@
 // Invariants: rows of requests that have ended since the launch count as computed, and their
 //             samples are dropped.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <cstdint>
 #include <optional>

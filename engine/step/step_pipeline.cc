@@ -26,27 +26,27 @@ StepPipeline::StepPipeline(std::int32_t max_steps_in_flight, const Parts& parts)
 
 bool StepPipeline::Step(absl::Time now) {
   lifecycle_->FreeEnded();
-  if (!fatal_.ok()) return false;
+  if (!fatal_error_.ok()) return false;
   FinishSampling();
   masks_->AwaitNextSamples(scheduler_->running(), expected_);
   const bool has_ended = lifecycle_->EndMasked(now);
   masks_->HoldRows(scheduler_->running(), scheduler_->preempted());
   const absl::Time start = clock_->Now();
-  const bool ahead = num_in_flight_ > 0;
+  const bool has_step_in_flight = num_in_flight_ > 0;
   lifecycle_->ReportStalls(now);
-  plan_ = &scheduler_->Plan(now, ahead);
+  plan_ = &scheduler_->Plan(now, has_step_in_flight);
   lifecycle_->PublishPlan(*plan_, now);
   if (!plan_->empty()) {
     Launch(start, clock_->Now());
     return true;
   }
-  if (ahead) {
+  if (has_step_in_flight) {
     CollectOldest();
     return true;
   }
-  if (ScheduledRequest* const stuck = scheduler_->admission().stuck(); stuck != nullptr) {
-    to_fail_.assign(1, stuck);
-    lifecycle_->FailEach(&to_fail_, "a request is blocked although no sequence runs", now);
+  if (ScheduledRequest* const stuck = scheduler_->admission().stuck_request(); stuck != nullptr) {
+    failing_requests_.assign(1, stuck);
+    lifecycle_->FailEach(&failing_requests_, "a request is blocked although no sequence runs", now);
     return true;
   }
   if (RunCacheWork(now)) return true;
@@ -70,7 +70,7 @@ void StepPipeline::Launch(absl::Time start, absl::Time planned) {
   ++num_in_flight_;
   has_late_samples_ = next.launch_error.ok() && next.batch.has_late_samples();
   // No step may be launched after one that was refused.
-  if (!next.launch_error.ok()) Settle();
+  if (!next.launch_error.ok()) CollectAll();
   if (num_in_flight_ >= max_in_flight_) CollectOldest();
 }
 
@@ -86,7 +86,7 @@ void StepPipeline::FinishSampling() {
   runner_->SampleLate(step.batch);
 }
 
-void StepPipeline::Settle() {
+void StepPipeline::CollectAll() {
   while (num_in_flight_ > 0) CollectOldest();
 }
 
@@ -127,11 +127,11 @@ void StepPipeline::CollectOldest() {
     LoseDevice(error);
     return;
   }
-  oldest_ = (oldest_ + 1) % kMaxStepsInFlight;
+  oldest_index_ = (oldest_index_ + 1) % kMaxStepsInFlight;
   --num_in_flight_;
   const bool is_poisoned = result != nullptr && collector_->InvalidateEnded(oldest, *result);
   cache_->CompleteStep(is_poisoned);
-  if (is_poisoned) meter_->ShowCache(EvictionCause::kInvalidate);
+  if (is_poisoned) meter_->PublishCacheStats(EvictionCause::kInvalidate);
   scheduler_->steps().Complete();
   if (result == nullptr) {
     FailStep(oldest, error, collected);
@@ -145,7 +145,7 @@ void StepPipeline::CollectOldest() {
 // No further call of the runner would succeed, so the steps in flight are dropped.
 void StepPipeline::LoseDevice(const absl::Status& error) {
   log::Error("engine", "device lost", {{"status", error.ToString()}});
-  fatal_ = error;
+  fatal_error_ = error;
   has_late_samples_ = false;
   for (; num_in_flight_ > 0; --num_in_flight_) {
     cache_->CompleteStep();
@@ -164,10 +164,10 @@ void StepPipeline::LoseDevice(const absl::Status& error) {
 void StepPipeline::FailStep(const InFlightStep& flight, const absl::Status& error, absl::Time now) {
   log::Error("engine", "step failed", {{"status", error.ToString()}});
   builder_.KeepClears(flight);
-  to_fail_.clear();
+  failing_requests_.clear();
   const auto lose = [&](Sequence& sequence, std::uint32_t num_tokens) {
     sequence.in_flight -= num_tokens;
-    if (!sequence.finished()) to_fail_.push_back(sequence.request);
+    if (!sequence.finished()) failing_requests_.push_back(sequence.request);
   };
   for (const PlannedDecode& decode : flight.plan.decodes) lose(*decode.sequence, decode.num_tokens);
   for (const PlannedPrefill& prefill : flight.plan.prefills) {
@@ -177,9 +177,9 @@ void StepPipeline::FailStep(const InFlightStep& flight, const absl::Status& erro
   for (const auto& [arrival, live] : lifecycle_->live()) {
     const bool is_copied =
         live->copy_steps.first <= flight.number && flight.number <= live->copy_steps.last;
-    if (is_copied) to_fail_.push_back(live.get());
+    if (is_copied) failing_requests_.push_back(live.get());
   }
-  lifecycle_->FailEach(&to_fail_, error.message(), now);
+  lifecycle_->FailEach(&failing_requests_, error.message(), now);
 }
 
 absl::Status StepPipeline::CheckIntegrity() const {

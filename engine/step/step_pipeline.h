@@ -12,7 +12,7 @@
 // Invariants: see CheckIntegrity(). Steps launched minus steps collected are the steps in flight,
 //             between 0 and kMaxStepsInFlight.
 // Threads:    engine thread only.
-// Lifetime:   everything that it points to outlives it.
+// Lifetime:   the objects in Parts outlive it.
 
 #include <array>
 #include <cstddef>
@@ -56,22 +56,22 @@ class StepPipeline {
   // do.
   bool Step(absl::Time now);
   // Collects every step in flight.
-  void Settle();
+  void CollectAll();
 
   // Returns an error after the device was lost. No further step runs then.
-  const absl::Status& fatal() const { return fatal_; }
+  const absl::Status& fatal_error() const { return fatal_error_; }
   // The heartbeat is signalled at least after every step, and on the CPU also after each layer.
   Heartbeat& heartbeat() { return heartbeat_; }
   const Heartbeat& heartbeat() const { return heartbeat_; }
   const StepPlan& last_plan() const { return *plan_; }
   std::size_t num_in_flight() const { return num_in_flight_; }
-  std::int64_t overlap_steps() const { return overlap_steps_; }  // launched with one in flight
+  std::int64_t overlap_steps() const { return overlap_steps_; }  // launched while one was in flight
 
   absl::Status CheckIntegrity() const;
 
  private:
   InFlightStep& flight(std::size_t index) {
-    return flights_[(oldest_ + index) % kMaxStepsInFlight];
+    return flights_[(oldest_index_ + index) % kMaxStepsInFlight];
   }
   void Launch(absl::Time start, absl::Time planned);
   void FinishSampling();
@@ -92,15 +92,15 @@ class StepPipeline {
   BatchBuilder builder_;
   const std::size_t max_in_flight_;
   std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
-  std::size_t oldest_ = 0;
+  std::size_t oldest_index_ = 0;
   std::size_t num_in_flight_ = 0;
   absl::Duration expected_;        // expected time of the last launched step
   bool has_late_samples_ = false;  // the last launched step still has to compute late samples
   StepPlan empty_plan_;
   const StepPlan* plan_ = &empty_plan_;
-  std::vector<ScheduledRequest*> to_fail_;  // scratch of FailStep
+  std::vector<ScheduledRequest*> failing_requests_;  // scratch of FailStep
   std::int64_t overlap_steps_ = 0;
-  absl::Status fatal_;
+  absl::Status fatal_error_;
 };
 
 }  // namespace quire::engine

@@ -70,10 +70,10 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTens
   return static_cast<std::uint64_t>(bytes);
 }
 
-// `before` is the name of the previous tensor in the table, whose data are complete. It is empty
-// for the first tensor.
+// `previous_tensor` is the name of the previous tensor in the table, whose data are complete. It is
+// empty for the first tensor.
 absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
-                            std::uint64_t data_bytes, absl::string_view before) {
+                            std::uint64_t data_bytes, absl::string_view previous_tensor) {
   if (tensor.offset % gguf.alignment() != 0) {
     return Refuse(
         gguf, tensor.name,
@@ -84,7 +84,8 @@ absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std:
     return Refuse(gguf, tensor.name,
                   absl::StrCat("takes ", bytes, " bytes from offset ", tensor.offset,
                                ", the file has ", data_bytes, " bytes of data",
-                               before.empty() ? "" : ", enough for the tensors up to ", before));
+                               previous_tensor.empty() ? "" : ", enough for the tensors up to ",
+                               previous_tensor));
   }
   return absl::OkStatus();
 }
@@ -96,27 +97,28 @@ absl::Status CheckOverlaps(const GgufFile& gguf, const std::vector<StoredTensor>
     return a->bytes.data() < b->bytes.data();
   });
   for (std::size_t i = 1; i < order.size(); ++i) {
-    const StoredTensor& before = *order[i - 1];
-    if (order[i]->bytes.data() >= before.bytes.data() + before.bytes.size()) continue;
+    const StoredTensor& previous_tensor = *order[i - 1];
+    if (order[i]->bytes.data() >= previous_tensor.bytes.data() + previous_tensor.bytes.size())
+      continue;
     return Refuse(gguf, order[i]->name,
-                  absl::StrCat("begins inside the data of tensor ", before.name));
+                  absl::StrCat("begins inside the data of tensor ", previous_tensor.name));
   }
   return absl::OkStatus();
 }
 
-// Returns the number of heads at `key`. Of an array with one element per layer, returns the
-// maximum, because layers without attention have 0.
+// Returns the number of heads at `key`. If the value is an array with one element per layer,
+// returns the maximum, because layers without attention have 0.
 absl::StatusOr<std::optional<std::int64_t>> HeadsOf(const GgufFile& gguf, const std::string& key) {
   if (!gguf.Has(key) || gguf.TypeOf(key) != GgufType::kArray) {
     return gguf.OptionalInteger(key, 1, kMaxHeads);
   }
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> heads,
                          gguf.OptionalIntegers(key));
-  std::int64_t most = 0;
+  std::int64_t max_heads = 0;
   for (const std::int32_t count : heads.value_or(std::vector<std::int32_t>())) {
-    most = std::max<std::int64_t>(most, count);
+    max_heads = std::max<std::int64_t>(max_heads, count);
   }
-  if (most >= 1 && most <= kMaxHeads) return most;
+  if (max_heads >= 1 && max_heads <= kMaxHeads) return max_heads;
   return gguf.Error(key, absl::StrCat("has no element of 1 to ", kMaxHeads));
 }
 
@@ -192,8 +194,8 @@ absl::StatusOr<std::vector<Rewrite>> FindRewrites(const GgufFile& gguf,
     if (rows % (2 * heads) != 0) {
       return Refuse(
           gguf, tensor.name,
-          absl::StrCat("has ", rows, " rows, must have an even number of rows for each of ", heads,
-                       " heads"));
+          absl::StrCat("has ", rows, " rows, it must have an even number of rows for each of ",
+                       heads, " heads"));
     }
     rewrites.push_back({&tensor, rows / heads});
   }
@@ -210,7 +212,7 @@ absl::Status RewriteTensors(const GgufFile& gguf, GgufTensors* result) {
   if (!allocated.ok()) {
     return absl::Status(allocated.status().code(),
                         absl::StrCat(gguf.label(), ": ", allocated.status().message(),
-                                     " for tensors that are stored in another form"));
+                                     " for tensors that must be converted"));
   }
   std::byte* to = allocated->bytes().data();
   for (const auto& [tensor, head_size] : rewrites) {
@@ -244,8 +246,8 @@ absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& open
   for (const GgufTensor& row : gguf.tensors()) {
     QUIRE_ASSIGN_OR_RETURN(const GgmlFormat* format, FormatOfTensor(gguf, row));
     QUIRE_ASSIGN_OR_RETURN(const std::uint64_t bytes, BytesOfTensor(gguf, row, *format));
-    const std::string before = tensors.empty() ? "" : tensors.back().name;
-    QUIRE_RETURN_IF_ERROR(CheckDataRange(gguf, row, bytes, data.size(), before));
+    const std::string previous_tensor = tensors.empty() ? "" : tensors.back().name;
+    QUIRE_RETURN_IF_ERROR(CheckDataRange(gguf, row, bytes, data.size(), previous_tensor));
     const auto type = static_cast<GgmlType>(format->number);
     StoredTensor tensor;
     tensor.name = std::string(row.name);

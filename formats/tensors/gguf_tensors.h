@@ -26,7 +26,7 @@ absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 
 // Returns the tensors in file order, with the slowest dimension of a shape first. Returns
 // INVALID_ARGUMENT with the tensor if its type is unknown or its rows are not whole blocks. Also
-// returns it if the bytes are misaligned, outside the file or overlap another tensor. Returns
+// returns it if the bytes are misaligned, lie outside the file or overlap another tensor. Returns
 // UNIMPLEMENTED for types that are not supported. Gaps between tensors and bytes after the last one
 // are allowed.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
@@ -48,8 +48,8 @@ struct GgufTensors {
   std::shared_ptr<const void> memory;  // owns the bytes of tensors that are not views of the file
 };
 
-// Returns the tensors of ReadGgufTensors without the rope factors. These tensors are converted to
-// the form of Hugging Face checkpoints:
+// Returns the tensors of ReadGgufTensors without the rope factors. Converts the following tensors
+// to the form of Hugging Face checkpoints:
 //
 // - attn_q and attn_k of the architectures llama and granitehybrid. Their rows are permuted to
 //   half-split rope order. In each head of d rows, file row 2j becomes row j, and file row 2j + 1
@@ -59,7 +59,7 @@ struct GgufTensors {
 //   INVALID_ARGUMENT for elements that are not negative.
 // - ssm_norm, which has a row for each group, becomes a vector.
 //
-// Returns RESOURCE_EXHAUSTED if memory for these tensors cannot be allocated.
+// Returns RESOURCE_EXHAUSTED if memory for the converted tensors cannot be allocated.
 absl::StatusOr<GgufTensors> LoadGgufTensors(const OpenedGguf& opened);
 
 }  // namespace quire::formats

@@ -108,7 +108,7 @@ absl::StatusOr<std::shared_ptr<const QuantizedTensor>> QuantizedTensor::Create(
 std::vector<const StoredTensor*> QuantizedTensor::Sources() const {
   std::vector<const StoredTensor*> sources = {&parts_.codes, &parts_.scales};
   if (parts_.zeros) sources.push_back(&*parts_.zeros);
-  if (parts_.order) sources.push_back(&*parts_.order);
+  if (parts_.group_indices) sources.push_back(&*parts_.group_indices);
   for (const StoredTensor& tensor : parts_.unused) sources.push_back(&tensor);
   return sources;
 }
@@ -165,15 +165,15 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
   const float largest_value = IsInteger() ? static_cast<float>(1u << parts_.bits)
                               : parts_.code_layout == CodeLayout::kE4M3 ? 448.0f
                                                                         : 6.0f;
-  const float most = std::numeric_limits<float>::max() / largest_value;
-  // IntegerRow returns e2m1 values times two, so its scales are halved.
+  const float max_scale = std::numeric_limits<float>::max() / largest_value;
+  // ReadIntegerRow returns e2m1 values times two, so its scales are halved.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
   // Updates the traits with a scale. Returns whether the scale is valid.
   const auto add_scale = [&](float scale) {
     traits.fit_f16 &= IsF16(scale * factor);
     if (!IsInteger()) traits.are_powers_of_two &= FitsBF16(scale, parts_.code_layout);
-    return std::fabs(scale) <= most;
+    return std::fabs(scale) <= max_scale;
   };
   if (DTypeSize(scales.dtype) <= 1) {
     // A scale grows with its exponent byte, so only the smallest and the largest byte are checked.
@@ -187,7 +187,7 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
     const float scale = Scale(i);
     if (add_scale(scale)) continue;
     return Refuse(scales, "element ", i, " of ", elements, " is ", scale,
-                  ", a scale must be finite and at most ", most);
+                  ", a scale must be finite and at most ", max_scale);
   }
   return traits;
 }
@@ -225,20 +225,20 @@ absl::Status QuantizedTensor::CheckZeros() {
 }
 
 absl::Status QuantizedTensor::CheckOrder() {
-  if (!parts_.order) return absl::OkStatus();
+  if (!parts_.group_indices) return absl::OkStatus();
   const std::int64_t groups = NumGroups();
   bool is_ascending = true;
   for (std::int64_t column = 0; column < parts_.columns; ++column) {
-    const std::int64_t group = ElementOf<std::int32_t>(*parts_.order, column);
+    const std::int64_t group = ElementOf<std::int32_t>(*parts_.group_indices, column);
     if (group < 0 || group >= groups) {
-      return Refuse(*parts_.order, "element ", column, " of ", parts_.columns, " is ", group,
-                    ", it must be a group from 0 to ", groups - 1);
+      return Refuse(*parts_.group_indices, "element ", column, " of ", parts_.columns, " is ",
+                    group, ", it must be a group from 0 to ", groups - 1);
     }
     is_ascending &= group == column / parts_.group;
   }
   if (is_ascending) {
-    parts_.unused.push_back(*std::move(parts_.order));
-    parts_.order.reset();
+    parts_.unused.push_back(*std::move(parts_.group_indices));
+    parts_.group_indices.reset();
   } else {
     SortInputs();
   }
@@ -249,7 +249,8 @@ void QuantizedTensor::SortInputs() {
   const auto groups = static_cast<std::size_t>(NumGroups());
   std::vector<std::vector<std::uint32_t>> inputs(groups);
   for (std::int64_t column = 0; column < parts_.columns; ++column) {
-    const auto group = static_cast<std::size_t>(ElementOf<std::int32_t>(*parts_.order, column));
+    const auto group =
+        static_cast<std::size_t>(ElementOf<std::int32_t>(*parts_.group_indices, column));
     inputs[group].push_back(static_cast<std::uint32_t>(column));
   }
   for (const std::vector<std::uint32_t>& group : inputs) {
@@ -259,7 +260,7 @@ void QuantizedTensor::SortInputs() {
 }
 
 std::optional<QuantizedShape> QuantizedTensor::ChooseShape(const ScaleTraits& traits) const {
-  if (parts_.code_layout == CodeLayout::kE4M3 || (parts_.order && order_.empty()) ||
+  if (parts_.code_layout == CodeLayout::kE4M3 || (parts_.group_indices && order_.empty()) ||
       parts_.columns > kMaxIntegerInputs ||
       parts_.rows > std::numeric_limits<std::int32_t>::max()) {
     return std::nullopt;
@@ -321,17 +322,18 @@ std::uint8_t QuantizedTensor::CodeAt(std::int64_t row, std::int64_t column) cons
   return 0;
 }
 
-float QuantizedTensor::Value(std::int64_t row, std::int64_t column) const {
+float QuantizedTensor::ReadValue(std::int64_t row, std::int64_t column) const {
   const std::uint8_t code = CodeAt(row, column);
-  const std::int64_t group =
-      parts_.order ? ElementOf<std::int32_t>(*parts_.order, column) : column / parts_.group;
+  const std::int64_t group = parts_.group_indices
+                                 ? ElementOf<std::int32_t>(*parts_.group_indices, column)
+                                 : column / parts_.group;
   const float scale = ScaleOf(row, group);
   if (IsInteger()) return static_cast<float>(code - ZeroOf(row, group)) * scale;
   const bool is_e4m3 = parts_.code_layout == CodeLayout::kE4M3;
   return (is_e4m3 ? kE4M3Values[code] : kE2M1Values[code]) * scale;
 }
 
-void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const {
+void QuantizedTensor::ReadCodes(std::int64_t row, std::span<std::uint8_t> out) const {
   // Copies members to locals. A byte write may alias the members, so the compiler would reload
   // them.
   const std::uint32_t bits = parts_.bits;
@@ -387,10 +389,10 @@ void QuantizedTensor::Codes(std::int64_t row, std::span<std::uint8_t> out) const
   }
 }
 
-void QuantizedTensor::Row(std::int64_t row, std::span<float> out) const {
+void QuantizedTensor::ReadRow(std::int64_t row, std::span<float> out) const {
   QUIRE_CHECK(static_cast<std::int64_t>(out.size()) == parts_.columns);
   std::vector<std::uint8_t> codes(out.size());
-  Codes(row, codes);
+  ReadCodes(row, codes);
   const auto groups = static_cast<std::size_t>(NumGroups());
   std::vector<float> scales(groups);
   std::vector<std::int32_t> zeros(IsInteger() ? groups : 0);
@@ -398,10 +400,10 @@ void QuantizedTensor::Row(std::int64_t row, std::span<float> out) const {
     scales[group] = ScaleOf(row, static_cast<std::int64_t>(group));
     if (IsInteger()) zeros[group] = ZeroOf(row, static_cast<std::int64_t>(group));
   }
-  if (parts_.order) {
+  if (parts_.group_indices) {
     for (std::size_t i = 0; i < out.size(); ++i) {
       const auto group = static_cast<std::size_t>(
-          ElementOf<std::int32_t>(*parts_.order, static_cast<std::int64_t>(i)));
+          ElementOf<std::int32_t>(*parts_.group_indices, static_cast<std::int64_t>(i)));
       out[i] = static_cast<float>(codes[i] - zeros[group]) * scales[group];
     }
     return;
@@ -432,11 +434,11 @@ bool QuantizedTensor::IsFiniteRow(std::int64_t row) const {
   });
 }
 
-void QuantizedTensor::IntegerRow(std::int64_t row, const QuantizedRow& out) const {
+void QuantizedTensor::ReadIntegerRow(std::int64_t row, const QuantizedRow& out) const {
   QUIRE_CHECK(integer_shape_.has_value());
   const QuantizedShape& shape = *integer_shape_;
   std::vector<std::uint8_t> codes(out.q.size());
-  Codes(row, codes);
+  ReadCodes(row, codes);
   const bool is_e2m1_blocks = parts_.code_layout == CodeLayout::kE2M1Blocks;
   const int half = shape.has_min ? 0 : 1 << (parts_.bits - 1);
   for (std::size_t i = 0; i < codes.size(); ++i) {
@@ -451,10 +453,10 @@ void QuantizedTensor::IntegerRow(std::int64_t row, const QuantizedRow& out) cons
   }
 }
 
-void QuantizedTensor::E2M1Row(std::int64_t row, std::span<std::uint8_t> codes,
-                              std::span<float> scales) const {
+void QuantizedTensor::ReadE2M1Row(std::int64_t row, std::span<std::uint8_t> codes,
+                                  std::span<float> scales) const {
   QUIRE_CHECK(is_e2m1());
-  Codes(row, codes);
+  ReadCodes(row, codes);
   for (std::size_t group = 0; group < scales.size(); ++group) {
     scales[group] = ScaleOf(row, static_cast<std::int64_t>(group));
   }
@@ -462,7 +464,7 @@ void QuantizedTensor::E2M1Row(std::int64_t row, std::span<std::uint8_t> codes,
 
 void QuantizedTensor::ReadFp8Row(std::int64_t row, const quire::Fp8Row& out) const {
   QUIRE_CHECK(fp8_shape_.has_value());
-  Codes(row, out.codes);
+  ReadCodes(row, out.codes);
   for (std::size_t group = 0; group < out.scales.size(); ++group) {
     out.scales[group] = ScaleOf(row, static_cast<std::int64_t>(group));
   }

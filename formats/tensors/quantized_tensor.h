@@ -50,7 +50,7 @@ struct QuantizedParts {
   StoredTensor scales;                // f32, f16, bf16, or exponent bytes (e8m0)
   std::optional<StoredTensor> zeros;  // nullopt with ZeroLayout::kNone
   // I32 [K]: the group of each input (act-order). nullopt: input k is in group k / group.
-  std::optional<StoredTensor> order;
+  std::optional<StoredTensor> group_indices;
   std::vector<StoredTensor> unused;  // tensors of the matrix that do not affect its values
 
   CodeLayout code_layout = CodeLayout::kSignedBytes;
@@ -85,9 +85,9 @@ class QuantizedTensor {
   std::vector<const StoredTensor*> Sources() const;
 
   // Dequantizes a row. REQUIRES: `out` has K values.
-  void Row(std::int64_t row, std::span<float> out) const;
+  void ReadRow(std::int64_t row, std::span<float> out) const;
   // Dequantizes one value, for code that reads the matrix by columns.
-  float Value(std::int64_t row, std::int64_t column) const;
+  float ReadValue(std::int64_t row, std::int64_t column) const;
   // Returns whether all values of the row are finite.
   bool IsFiniteRow(std::int64_t row) const;
 
@@ -108,12 +108,12 @@ class QuantizedTensor {
   // integer_shape()->has_act_order.
   std::span<const std::uint32_t> order() const { return order_; }
   // Reads one row in integer_shape(). REQUIRES: integer_shape() is set and `out` has its sizes.
-  void IntegerRow(std::int64_t row, const QuantizedRow& out) const;
+  void ReadIntegerRow(std::int64_t row, const QuantizedRow& out) const;
 
   // Returns whether codes are e2m1 with a power-of-two scale per 32 inputs.
   bool is_e2m1() const { return parts_.code_layout == CodeLayout::kE2M1Blocks; }
   // Reads one row of e2m1 codes. REQUIRES: is_e2m1(), and the spans have K codes and K / 32 scales.
-  void E2M1Row(std::int64_t row, std::span<std::uint8_t> codes, std::span<float> scales) const;
+  void ReadE2M1Row(std::int64_t row, std::span<std::uint8_t> codes, std::span<float> scales) const;
 
   // The shape for the e4m3 kernels, which use codes and scales unchanged. It is nullopt for other
   // codes and for groups that are not a multiple of 4.
@@ -143,7 +143,7 @@ class QuantizedTensor {
   std::int32_t ZeroOf(std::int64_t row, std::int64_t group) const;
   std::uint8_t CodeAt(std::int64_t row, std::int64_t column) const;
   // Reads the codes of a row, 0 .. 2^bits - 1.
-  void Codes(std::int64_t row, std::span<std::uint8_t> out) const;
+  void ReadCodes(std::int64_t row, std::span<std::uint8_t> out) const;
 
   QuantizedParts parts_;
   bool are_zeros_symmetric_ = true;

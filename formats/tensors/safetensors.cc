@@ -98,7 +98,7 @@ absl::StatusOr<Entry> ReadEntryFields(absl::string_view name, const JsonValue& v
   QUIRE_ASSIGN_OR_RETURN(const JsonValue offsets, value.Get("data_offsets"));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::int64_t> range, ReadNumbers(offsets));
   if (range.size() != 2) {
-    return offsets.Error(absl::StrCat("has ", range.size(), " numbers, must have 2"));
+    return offsets.Error(absl::StrCat("has ", range.size(), " numbers, it must have 2"));
   }
   entry.begin = range[0];
   entry.end = range[1];
@@ -178,7 +178,7 @@ absl::Status CheckDataRanges(absl::string_view label, std::int64_t data_bytes,
   }
   if (covered != data_bytes) {
     return Refuse(label,
-                  absl::StrCat("data is ", data_bytes, " bytes, the tensors have ", covered));
+                  absl::StrCat("data is ", data_bytes, " bytes, but the tensors cover ", covered));
   }
   return absl::OkStatus();
 }

@@ -52,7 +52,7 @@ struct StoredTensor {
 
   // Returns whether the values are quantized (blocks or codes) instead of elements of `dtype`.
   bool is_quantized() const { return blocks != GgmlType::kNone || quantized != nullptr; }
-  bool is_row_by_row() const { return !is_transposed && !is_interleaved; }
+  bool has_rows_in_order() const { return !is_transposed && !is_interleaved; }
   std::int64_t num_elements() const;
   std::string ShapeText() const;  // "[4, 8]"
 };

@@ -184,8 +184,8 @@ bool HasSafetensors(const std::vector<Entry>& entries) {
   });
 }
 
-// Appends the models of one snapshot. `row` has the repository, revision, commit and directory.
-void AppendModels(const std::vector<Entry>& entries, const CachedModel& row,
+// Appends the models of one snapshot. `common` has the repository, revision, commit and directory.
+void AppendModels(const std::vector<Entry>& entries, const CachedModel& common,
                   std::vector<CachedModel>* models) {
   std::vector<Entry> rest;
   for (const Entry& entry : entries) {
@@ -193,18 +193,18 @@ void AppendModels(const std::vector<Entry>& entries, const CachedModel& row,
   }
   const std::vector<Entry> ggufs = GgufModels(entries);
   if (HasSafetensors(entries) || ggufs.empty()) {
-    CachedModel model = row;
+    CachedModel model = common;
     model.format = HasSafetensors(entries) ? "safetensors" : "other";
     model.size_bytes = SizeOf(rest);
     for (const Entry& entry : rest) model.last_used = std::max(model.last_used, entry.last_used);
     models->push_back(std::move(model));
   }
   for (const Entry& gguf : ggufs) {
-    CachedModel model = row;
+    CachedModel model = common;
     model.format = "gguf";
     model.file = gguf.name;
     model.size_bytes = gguf.size_bytes;
-    model.path = absl::StrCat(row.path, "/", gguf.name);
+    model.path = absl::StrCat(common.path, "/", gguf.name);
     model.last_used = gguf.last_used;
     models->push_back(std::move(model));
   }
@@ -294,7 +294,7 @@ absl::StatusOr<std::string> ModelCache::FindCommit(absl::string_view repository,
   return exists ? commit : std::string();
 }
 
-absl::Status ModelCache::NotPulled(const ModelName& name) const {
+absl::Status ModelCache::NotPulledError(const ModelName& name) const {
   const std::string command =
       absl::StrCat(name.ToString(), " was not pulled; run: ", PullCommand(name));
   QUIRE_ASSIGN_OR_RETURN(const std::string found,
@@ -305,7 +305,7 @@ absl::Status ModelCache::NotPulled(const ModelName& name) const {
   QUIRE_ASSIGN_OR_RETURN(const auto refs, RefsOf(repository));
   QUIRE_ASSIGN_OR_RETURN(const auto commits, NamesIn(repository / "snapshots"));
   for (const std::string& commit : commits) {
-    absl::StrAppend(&others, others.empty() ? "; in the cache are the revisions " : ", ",
+    absl::StrAppend(&others, others.empty() ? "; the cache has the revisions " : ", ",
                     RefNames(refs, commit));
   }
   return absl::NotFoundError(command + others);
@@ -314,17 +314,17 @@ absl::Status ModelCache::NotPulled(const ModelName& name) const {
 absl::StatusOr<std::string> ModelCache::Find(const ModelName& name) const {
   QUIRE_ASSIGN_OR_RETURN(const std::string commit,
                          FindCommit(name.repository, name.revision_or_default()));
-  if (commit.empty()) return NotPulled(name);
+  if (commit.empty()) return NotPulledError(name);
   const std::string snapshot = SnapshotDir(name.repository, commit);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
   if (!name.file.empty()) {
     const bool exists = std::ranges::find(entries, name.file, &Entry::name) != entries.end();
-    if (!exists) return NotPulled(name);
+    if (!exists) return NotPulledError(name);
     return absl::StrCat(snapshot, "/", name.file);
   }
   if (HasSafetensors(entries)) return snapshot;
   const std::vector<Entry> ggufs = GgufModels(entries);
-  if (ggufs.empty()) return NotPulled(name);
+  if (ggufs.empty()) return NotPulledError(name);
   if (ggufs.size() == 1) return absl::StrCat(snapshot, "/", ggufs.front().name);
   std::vector<std::string> choices;
   choices.reserve(ggufs.size());
@@ -415,7 +415,7 @@ absl::StatusOr<std::int64_t> ModelCache::Remove(const ModelName& name) const {
   if (!name.file.empty()) return RemoveFile(name);
   if (name.revision.empty()) return RemoveRepository(name);
   QUIRE_ASSIGN_OR_RETURN(const std::string commit, FindCommit(name.repository, name.revision));
-  if (commit.empty()) return NotPulled(name);
+  if (commit.empty()) return NotPulledError(name);
   return RemoveCommit(name, commit);
 }
 
@@ -463,7 +463,7 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
   for (const std::string& commit : commits) {
     if (commit.empty()) continue;
     const fs::path snapshot = SnapshotDir(name.repository, commit);
-    std::size_t left = 0;
+    std::size_t num_remaining = 0;
     QUIRE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, EntriesOf(snapshot));
     for (const Entry& entry : entries) {
       const bool is_removed = IsGguf(entry.name) && ShardSet(entry.name) == ShardSet(name.file);
@@ -471,13 +471,13 @@ absl::StatusOr<std::int64_t> ModelCache::RemoveFile(const ModelName& name) const
       if (is_removed) fs::remove(snapshot / entry.name, error);
       if (error) return FileError(error, snapshot / entry.name);
       is_found |= is_removed;
-      left += is_removed ? 0 : 1;
+      num_remaining += is_removed ? 0 : 1;
     }
-    if (left > 0) continue;
+    if (num_remaining > 0) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t freed, RemoveCommit(name, commit));
     bytes += freed;
   }
-  if (!is_found) return NotPulled(name);
+  if (!is_found) return NotPulledError(name);
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t freed, RemoveUnlinkedBlobs(name.repository));
   return bytes + freed;
 }

@@ -39,7 +39,7 @@ struct CachedModel {
   std::string commit;       // empty if nothing is complete
   std::string file;         // GGUF file; empty for a directory
   std::string format;       // "safetensors", "gguf", "other", or "incomplete"
-  std::int64_t size_bytes;  // of the distinct blobs
+  std::int64_t size_bytes;  // total size of the distinct blobs
   std::string path;
   absl::Time last_used;  // latest access to a blob
 
@@ -59,8 +59,8 @@ class ModelCache {
   std::string LockPath(absl::string_view repository, absl::string_view name) const;
 
   // Returns the directory or GGUF file of a model. A name without a file means the safetensors
-  // model, or the only GGUF file. Returns NOT_FOUND with the command that downloads the model and
-  // the cached revisions. Returns INVALID_ARGUMENT with the file names if there are several GGUF
+  // model, or the only GGUF file. Returns NOT_FOUND with the cached revisions and the command that
+  // downloads the model. Returns INVALID_ARGUMENT with the file names if there are several GGUF
   // files.
   absl::StatusOr<std::string> Find(const ModelName& name) const;
 
@@ -87,7 +87,7 @@ class ModelCache {
   // Returns the commit of a revision, or "" if it is not in the cache.
   absl::StatusOr<std::string> FindCommit(absl::string_view repository,
                                          absl::string_view revision) const;
-  absl::Status NotPulled(const ModelName& name) const;
+  absl::Status NotPulledError(const ModelName& name) const;
   absl::StatusOr<std::int64_t> RemoveRepository(const ModelName& name) const;
   absl::StatusOr<std::int64_t> RemoveFile(const ModelName& name) const;
   absl::StatusOr<std::int64_t> RemoveCommit(const ModelName& name, absl::string_view commit) const;

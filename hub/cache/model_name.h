@@ -54,7 +54,7 @@ bool IsGguf(absl::string_view file);
 // model-00001-of-00003.gguf, and the name itself for other files.
 std::string ShardSet(absl::string_view file);
 
-// Returns a size for people: "512 B", "1.5 KiB", "3.20 GiB".
+// Formats a size for messages: "512 B", "1.5 KiB", "3.20 GiB".
 std::string FormatBytes(std::int64_t bytes);
 
 }  // namespace quire::hub

@@ -55,24 +55,24 @@ class Plan {
     while (max_item_cost_ < total_cost_ && CountPartialFloats() > MaxPartialFloats())
       max_item_cost_ *= 2;
     ForEachBlock([&](const AttentionItem& block) {
-      max_rows_ = std::max(max_rows_, PackedRows(block));
+      max_packed_rows_ = std::max(max_packed_rows_, PackedRows(block));
       const std::uint32_t run = SpansPerRun(block);
       num_items_ += (NumSpans(block) + run - 1) / run;
       if (run == NumSpans(block)) return;
       ++num_reductions_;
-      partial_floats_ += NumSpans(block) * block.partial_stride;
+      num_partial_floats_ += NumSpans(block) * block.partial_stride;
     });
   }
 
   std::int64_t num_items() const { return num_items_; }
   std::int64_t num_reductions() const { return num_reductions_; }
   // Returns the number of packed rows of the largest item.
-  std::size_t packed_rows() const { return max_rows_; }
+  std::size_t packed_rows() const { return max_packed_rows_; }
   std::size_t list_bytes() const {
     const auto entries = static_cast<std::size_t>(num_items_ + num_reductions_);
     return (entries * sizeof(AttentionItem) + 63) / 64 * 64;
   }
-  std::size_t memory_bytes() const { return list_bytes() + partial_floats_ * sizeof(float); }
+  std::size_t memory_bytes() const { return list_bytes() + num_partial_floats_ * sizeof(float); }
 
   // Fills items[num_items()], highest cost first, and reductions[num_reductions()].
   void Fill(AttentionItem* items, AttentionItem* reductions, float* partial) const {
@@ -214,8 +214,8 @@ class Plan {
   const std::uint32_t group_;
   std::uint32_t rows_per_item_;
   std::uint32_t heads_per_item_;
-  std::size_t max_rows_ = 0;
-  std::size_t partial_floats_ = 0;
+  std::size_t max_packed_rows_ = 0;
+  std::size_t num_partial_floats_ = 0;
   std::int64_t total_cost_ = 0;
   std::int64_t max_item_cost_ = 0;
   std::int64_t num_items_ = 0;
@@ -326,14 +326,14 @@ absl::Status CheckShapes(const AttentionParams& params) {
   }
   const std::int64_t columns = std::int64_t{params.num_heads} * shape.head_size;
   if (std::min(params.q_stride, params.out_stride) < columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("attention strides of q and out are ", params.q_stride, " and ",
-                     params.out_stride, ", must be at least the size of all heads, ", columns));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention strides of q and out are ", params.q_stride, " and ", params.out_stride,
+        ", they must be at least the size of all heads, ", columns));
   }
   if (params.value_columns > shape.head_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("attention has value_columns ", params.value_columns,
-                     ", must be at most the head size ", shape.head_size));
+                     ", it must be at most the head size ", shape.head_size));
   }
   if (params.softcap < 0) {
     return absl::InvalidArgumentError(

@@ -71,7 +71,7 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
 absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(absl::string_view key,
                                                                           std::int64_t low,
                                                                           std::int64_t high) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<std::int64_t>();
   const absl::StatusOr<std::int64_t> integer = value->AsInteger(low, high);
   if (!integer.ok()) return Label(integer.status());
@@ -79,7 +79,7 @@ absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(absl::
 }
 
 absl::StatusOr<std::optional<double>> ConfigReader::OptionalNumber(absl::string_view key) const {
-  if (!object_.FindSet(key)) return std::optional<double>();
+  if (!object_.FindNonNull(key)) return std::optional<double>();
   QUIRE_ASSIGN_OR_RETURN(const double number, Number(key));
   return std::optional<double>(number);
 }
@@ -92,7 +92,7 @@ absl::StatusOr<std::optional<std::string>> ConfigReader::OptionalString(
 }
 
 absl::StatusOr<std::optional<bool>> ConfigReader::OptionalBool(absl::string_view key) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<bool>();
   const absl::StatusOr<bool> flag = value->AsBool();
   if (!flag.ok()) return Label(flag.status());
@@ -101,7 +101,7 @@ absl::StatusOr<std::optional<bool>> ConfigReader::OptionalBool(absl::string_view
 
 absl::StatusOr<std::optional<ConfigReader>> ConfigReader::OptionalObject(
     absl::string_view key) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<ConfigReader>();
   if (const absl::Status status = value->CheckObject(); !status.ok()) return Label(status);
   return std::optional<ConfigReader>(ConfigReader(label_, *value));
@@ -109,7 +109,7 @@ absl::StatusOr<std::optional<ConfigReader>> ConfigReader::OptionalObject(
 
 absl::StatusOr<std::optional<std::vector<std::int32_t>>> ConfigReader::OptionalIds(
     absl::string_view key) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<std::vector<std::int32_t>>();
   std::vector<std::int32_t> ids;
   const std::size_t count = value->is_array() ? value->size() : 1;
@@ -124,7 +124,7 @@ absl::StatusOr<std::optional<std::vector<std::int32_t>>> ConfigReader::OptionalI
 
 absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers(
     absl::string_view key) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<std::vector<double>>();
   if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
   std::vector<double> numbers;
@@ -139,7 +139,7 @@ absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers
 
 absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalLimits(
     absl::string_view key) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<std::vector<double>>();
   if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
   const nlohmann::json infinity = {{"__float__", "Infinity"}};
@@ -158,7 +158,7 @@ absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalLimits(
 
 absl::StatusOr<std::optional<std::vector<std::string>>> ConfigReader::OptionalStrings(
     absl::string_view key) const {
-  const std::optional<formats::JsonValue> value = object_.FindSet(key);
+  const std::optional<formats::JsonValue> value = object_.FindNonNull(key);
   if (!value) return std::optional<std::vector<std::string>>();
   if (const absl::Status status = value->CheckArray(); !status.ok()) return Label(status);
   std::vector<std::string> texts;

@@ -103,7 +103,7 @@ absl::StatusOr<PoolingMode> ReadMode(const formats::ModelFiles& files, absl::str
       return reader.Error(key, absl::StrCat("is ", *width, ", hidden_size is ", hidden_size));
     }
   }
-  const std::optional<formats::JsonValue> mode = file.document.root().FindSet("pooling_mode");
+  const std::optional<formats::JsonValue> mode = file.document.root().FindNonNull("pooling_mode");
   return mode ? ReadNewMode(reader, *mode) : ReadOldMode(reader);
 }
 

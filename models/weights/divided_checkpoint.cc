@@ -115,7 +115,7 @@ class Cutter {
   static absl::Status Check(const formats::StoredTensor& tensor, std::size_t dimension,
                             const Range& range) {
     const std::string begin = absl::StrCat(tensor.file, ": tensor ", tensor.name, ": ");
-    if (tensor.is_quantized() || !tensor.is_row_by_row()) {
+    if (tensor.is_quantized() || !tensor.has_rows_in_order()) {
       return absl::UnimplementedError(absl::StrCat(
           begin, "type ", tensor.type, " cannot be divided among devices; use one device"));
     }

@@ -241,13 +241,13 @@ absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first
 }
 
 absl::Status Joiner::SetOrder(const std::string& name, formats::QuantizedParts* parts) {
-  parts->order = TakeOptional(name);
-  if (!parts->order) {
+  parts->group_indices = TakeOptional(name);
+  if (!parts->group_indices) {
     if (!quantization_.needs_order) return absl::OkStatus();
     return Refuse(parts->codes, name, " is missing");
   }
-  QUIRE_RETURN_IF_ERROR(CheckType(*parts->order, {"I32"}));
-  return CheckShape(*parts->order, {parts->columns}, "a group for each input");
+  QUIRE_RETURN_IF_ERROR(CheckType(*parts->group_indices, {"I32"}));
+  return CheckShape(*parts->group_indices, {parts->columns}, "a group for each input");
 }
 
 absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* parts) {

@@ -153,11 +153,11 @@ absl::Status CheckQuantizedFinite(const formats::StoredTensor& tensor,
 void WidenRow(const formats::StoredTensor& tensor, std::int64_t row, std::span<float> out) {
   const std::int64_t stored = StoredIndex(tensor, row);
   if (tensor.quantized != nullptr && !tensor.is_transposed) {
-    return tensor.quantized->Row(tensor.first_row + stored, out);
+    return tensor.quantized->ReadRow(tensor.first_row + stored, out);
   }
   if (tensor.quantized != nullptr) {
     for (std::size_t i = 0; i < out.size(); ++i) {
-      out[i] = tensor.quantized->Value(tensor.first_row + static_cast<std::int64_t>(i), stored);
+      out[i] = tensor.quantized->ReadValue(tensor.first_row + static_cast<std::int64_t>(i), stored);
     }
     return;
   }
@@ -284,12 +284,12 @@ void ReadQuantizedRow(const formats::StoredTensor& tensor, const MatrixForm& for
   };
   if (form.is_fp8()) return ReadFp8Row(tensor, row, {raw_bytes(), out.scales});
   if (form.format == WeightFormat::kFp4E2M1) {
-    return tensor.quantized->E2M1Row(tensor.first_row + StoredIndex(tensor, row), raw_bytes(),
-                                     out.scales);
+    return tensor.quantized->ReadE2M1Row(tensor.first_row + StoredIndex(tensor, row), raw_bytes(),
+                                         out.scales);
   }
   if (tensor.is_quantized() && form == StoredForm(tensor)) {
     if (tensor.quantized != nullptr) {
-      return tensor.quantized->IntegerRow(tensor.first_row + StoredIndex(tensor, row), out);
+      return tensor.quantized->ReadIntegerRow(tensor.first_row + StoredIndex(tensor, row), out);
     }
     return formats::DecodeRow(tensor.blocks, RowBytes(tensor, row), out);
   }

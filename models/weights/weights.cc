@@ -301,14 +301,14 @@ class Packer {
     bool as_stored = true;
     for (const formats::StoredTensor* part : slot.parts) {
       QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
-      as_stored &= part->dtype == slot.form.dtype && part->is_row_by_row();
+      as_stored &= part->dtype == slot.form.dtype && part->has_rows_in_order();
     }
     if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
     std::vector<kernels::WeightRows> rows;
     std::vector<DeviceBuffer> laid_out;
     for (const formats::StoredTensor* part : slot.parts) {
       const void* data = part->bytes.data();
-      if (part->dtype != slot.form.dtype || !part->is_row_by_row()) {
+      if (part->dtype != slot.form.dtype || !part->has_rows_in_order()) {
         QUIRE_ASSIGN_OR_RETURN(DeviceBuffer plain, PlainRows(*part, slot.form.dtype, slot.k));
         data = plain.data();
         laid_out.push_back(std::move(plain));

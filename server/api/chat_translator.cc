@@ -233,7 +233,7 @@ absl::StatusOr<text::ChatTool> ReadToolJson(const v1::ChatPrompt& chat, const v1
       spec.tool_json(), {.max_depth = limits.max_depth, .max_nodes = limits.max_nodes});
   if (!document.ok()) return bad(absl::StrCat("is not JSON: ", document.status().message()));
   const formats::JsonValue root = document->root();
-  const auto function = root.is_object() ? root.FindSet("function") : std::nullopt;
+  const auto function = root.is_object() ? root.FindNonNull("function") : std::nullopt;
   if (!function || !function->is_object()) return bad("must be an object with the member function");
   text::ChatTool tool;
   tool.json = spec.tool_json();
@@ -246,7 +246,7 @@ absl::StatusOr<text::ChatTool> ReadToolJson(const v1::ChatPrompt& chat, const v1
   const auto strict = function->GetBoolOr("strict", false);
   if (!strict.ok()) return bad(absl::StrCat("is not valid: ", strict.status().message()));
   tool.strict = *strict;
-  if (const auto parameters = function->FindSet("parameters")) {
+  if (const auto parameters = function->FindNonNull("parameters")) {
     if (!parameters->is_object()) return bad("must have an object as function.parameters");
     tool.parameters_json =
         std::string(formats::RawMember(formats::RawMember(tool.json, "function"), "parameters"));

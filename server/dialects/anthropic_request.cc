@@ -122,9 +122,9 @@ class MessageReader {
     QUIRE_RETURN_IF_ERROR(Check(message, kMessage, limits_));
     QUIRE_ASSIGN_OR_RETURN(const std::string role, RequiredText(message, "role"));
     if (role != "user" && role != "assistant" && role != "system") {
-      return BadField(*message.FindSet("role"), "must be user, assistant or system");
+      return BadField(*message.FindNonNull("role"), "must be user, assistant or system");
     }
-    const auto content = message.FindSet("content");
+    const auto content = message.FindNonNull("content");
     if (!content) return MissingMember(message, "content");
     if (!content->is_array() || content->size() == 0) {
       return ReadTexts(*content, OpenMessage(role, message.path()));
@@ -204,7 +204,7 @@ class MessageReader {
         block.path());
     QUIRE_ASSIGN_OR_RETURN(*call->mutable_id(), RequiredText(block, "id"));
     QUIRE_ASSIGN_OR_RETURN(*call->mutable_name(), RequiredText(block, "name"));
-    const auto input = block.FindSet("input");
+    const auto input = block.FindNonNull("input");
     if (!input) return MissingMember(block, "input");
     QUIRE_RETURN_IF_ERROR(CheckObject(*input));
     call->set_arguments_json(std::string(formats::RawMember(raw, "input")));
@@ -215,7 +215,7 @@ class MessageReader {
     QUIRE_RETURN_IF_ERROR(Check(block, kToolResult, limits_));
     v1::ChatMessage* const message = AddMessage("tool", block.path());
     QUIRE_ASSIGN_OR_RETURN(*message->mutable_tool_call_id(), RequiredText(block, "tool_use_id"));
-    const auto content = block.FindSet("content");
+    const auto content = block.FindNonNull("content");
     return content ? ReadTexts(*content, message) : absl::OkStatus();
   }
 
@@ -312,7 +312,7 @@ absl::Status ReadThinking(const JsonFields& body, v1::ChatPrompt* chat) {
   if (type != "enabled" && type != "disabled" && type != "adaptive") {
     return UnsupportedType(*thinking, type, "use enabled, disabled or adaptive");
   }
-  const auto budget = thinking->FindSet("budget_tokens");
+  const auto budget = thinking->FindNonNull("budget_tokens");
   if (budget && type != "enabled") {
     return BadField(*budget, absl::StrCat("cannot be combined with type ", type, "; remove it"));
   }
@@ -331,14 +331,14 @@ absl::Status ReadOutputConfig(const JsonFields& body, absl::string_view bytes,
   const auto config = body.Find("output_config");
   if (!config) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckObject(*config));
-  if (const auto effort = config->FindSet("effort")) {
+  if (const auto effort = config->FindNonNull("effort")) {
     QUIRE_RETURN_IF_ERROR(SetReasoningEffort(*effort, request->mutable_chat()));
   }
-  const auto format = config->FindSet("format");
+  const auto format = config->FindNonNull("format");
   if (!format) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(*format));
   if (type != "json_schema") return UnsupportedType(*format, type, "use json_schema");
-  const auto schema = format->FindSet("schema");
+  const auto schema = format->FindNonNull("schema");
   if (!schema) return MissingMember(*format, "schema");
   const absl::string_view raw = formats::RawMember(bytes, "output_config");
   return SetSchema(*schema, formats::RawMember(formats::RawMember(raw, "format"), "schema"),

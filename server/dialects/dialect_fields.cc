@@ -13,7 +13,7 @@ namespace quire::server {
 using formats::JsonValue;
 
 absl::StatusOr<std::string> RequiredText(const JsonValue& object, absl::string_view key) {
-  const auto member = object.FindSet(key);
+  const auto member = object.FindNonNull(key);
   if (!member) return MissingMember(object, key);
   absl::StatusOr<std::string> text = member->AsString();
   if (!text.ok()) return NameField(text.status(), *member);
@@ -22,14 +22,14 @@ absl::StatusOr<std::string> RequiredText(const JsonValue& object, absl::string_v
 
 absl::StatusOr<std::string> TypeOf(const JsonValue& object, absl::string_view absent) {
   QUIRE_RETURN_IF_ERROR(CheckObject(object));
-  if (!absent.empty() && !object.FindSet("type")) return std::string(absent);
+  if (!absent.empty() && !object.FindNonNull("type")) return std::string(absent);
   return RequiredText(object, "type");
 }
 
 absl::Status UnsupportedType(const JsonValue& object, absl::string_view type,
                              absl::string_view remedy) {
-  return BadField(*object.FindSet("type"), absl::StrCat("is ", JsonQuoted(type.substr(0, 40)),
-                                                        ", which is not supported; ", remedy));
+  return BadField(*object.FindNonNull("type"), absl::StrCat("is ", JsonQuoted(type.substr(0, 40)),
+                                                            ", which is not supported; ", remedy));
 }
 
 absl::Status SetSchema(const JsonValue& schema, absl::string_view raw, v1::GenerateRequest* request,

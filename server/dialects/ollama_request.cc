@@ -218,7 +218,7 @@ absl::Status ReadToolCall(const JsonValue& call, absl::string_view raw, v1::Tool
   if (!call.is_object()) return BadField(call, "must be an object");
   QUIRE_RETURN_IF_ERROR(
       JsonFields(call).Text("id", [&](std::string id) { message->set_id(std::move(id)); }));
-  const auto function = call.FindSet("function");
+  const auto function = call.FindNonNull("function");
   if (!function) return MissingMember(call, "function");
   if (!function->is_object()) return BadField(*function, "must be an object");
   const JsonFields fields(*function);

@@ -203,7 +203,7 @@ class ItemReader {
 
   absl::Status ReadMessage(const JsonValue& item) {
     QUIRE_ASSIGN_OR_RETURN(const std::string role, RequiredText(item, "role"));
-    const auto content = item.FindSet("content");
+    const auto content = item.FindNonNull("content");
     if (!content) return MissingMember(item, "content");
     v1::ChatMessage* const message =
         role == "assistant" ? OpenMessage(item) : AddMessage(role, item.path());
@@ -228,7 +228,7 @@ class ItemReader {
     QUIRE_ASSIGN_OR_RETURN(*message->mutable_tool_call_id(), RequiredText(item, "call_id"));
     QUIRE_RETURN_IF_ERROR(
         JsonFields(item).Text("name", [&](std::string name) { message->set_name(name); }));
-    const auto output = item.FindSet("output");
+    const auto output = item.FindNonNull("output");
     if (!output) return MissingMember(item, "output");
     return ReadParts(*output, {"input_text"}, message);
   }
@@ -236,9 +236,9 @@ class ItemReader {
   // Reads the content of a reasoning item, or its summary if it has no content.
   absl::Status ReadReasoning(const JsonValue& item) {
     v1::ChatMessage parts;
-    if (const auto content = item.FindSet("content")) {
+    if (const auto content = item.FindNonNull("content")) {
       QUIRE_RETURN_IF_ERROR(ReadParts(*content, {"reasoning_text"}, &parts));
-    } else if (const auto summary = item.FindSet("summary")) {
+    } else if (const auto summary = item.FindNonNull("summary")) {
       QUIRE_RETURN_IF_ERROR(ReadParts(*summary, {"summary_text"}, &parts));
     }
     std::string* text = nullptr;
@@ -285,10 +285,10 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, const Ope
                                               v1::ChatPrompt* chat) {
   QUIRE_ASSIGN_OR_RETURN(const std::string mode, RequiredText(choice, "mode"));
   if (mode != "auto" && mode != "required") {
-    return BadField(*choice.FindSet("mode"), "must be auto or required");
+    return BadField(*choice.FindNonNull("mode"), "must be auto or required");
   }
   chat->set_tool_choice(mode == "auto" ? v1::TOOL_CHOICE_AUTO : v1::TOOL_CHOICE_REQUIRED);
-  const auto tools = choice.FindSet("tools");
+  const auto tools = choice.FindNonNull("tools");
   if (!tools) return MissingMember(choice, "tools");
   QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
   if (tools->size() == 0) {
@@ -368,7 +368,7 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, const Op
   names->SetToolIndexes(std::move(indexes));
   for (std::size_t i = 0; allowed && i < allowed->size(); ++i) {
     if (std::ranges::find(declared, (*allowed)[i]) != declared.end()) continue;
-    return BadField(body.Find("tool_choice")->FindSet("tools")->At(i),
+    return BadField(body.Find("tool_choice")->FindNonNull("tools")->At(i),
                     absl::StrCat("has the name ", JsonQuoted((*allowed)[i].substr(0, 64)),
                                  ", it must be the name of one of the tools"));
   }
@@ -380,7 +380,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
   const auto text = body.Find("text");
   if (!text) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckObject(*text));
-  const auto format = text->FindSet("format");
+  const auto format = text->FindNonNull("format");
   if (!format) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::string type, TypeOf(*format));
   if (type == "text") return absl::OkStatus();
@@ -392,7 +392,7 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
   if (type != "json_schema") {
     return UnsupportedType(*format, type, "use text, json_object or json_schema");
   }
-  const auto schema = format->FindSet("schema");
+  const auto schema = format->FindNonNull("schema");
   if (!schema) return MissingMember(*format, "schema");
   return SetSchema(
       *schema,
@@ -492,7 +492,7 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
     if (const auto value = body.Find(key)) QUIRE_RETURN_IF_ERROR(CheckObject(*value));
   }
   if (const auto reasoning = body.Find("reasoning")) {
-    if (const auto effort = reasoning->FindSet("effort")) {
+    if (const auto effort = reasoning->FindNonNull("effort")) {
       QUIRE_RETURN_IF_ERROR(SetReasoningEffort(*effort, request->mutable_chat()));
     }
   }

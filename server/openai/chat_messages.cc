@@ -121,7 +121,7 @@ void PairFunctionCalls(const JsonValue& messages, v1::ChatPrompt* chat) {
   std::string name, id;
   for (int i = 0; i < chat->messages_size(); ++i) {
     v1::ChatMessage* const message = chat->mutable_messages(i);
-    if (messages.At(static_cast<std::size_t>(i)).FindSet("function_call")) {
+    if (messages.At(static_cast<std::size_t>(i)).FindNonNull("function_call")) {
       name = message->tool_calls(0).name();
       // Mistral's templates require ids of nine characters.
       id = absl::StrFormat("call%05d", i);
@@ -181,16 +181,16 @@ using AllowedTools = std::optional<std::vector<std::string>>;
 // Reads OpenAI's {"type": "allowed_tools", "allowed_tools": {"mode": .., "tools": [{"type":
 // "function", "function": {"name": ..}}]}}.
 absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatPrompt* chat) {
-  const auto allowed = choice.FindSet("allowed_tools");
+  const auto allowed = choice.FindNonNull("allowed_tools");
   if (!allowed) return MissingMember(choice, "allowed_tools");
   QUIRE_RETURN_IF_ERROR(CheckObject(*allowed));
-  const auto mode = allowed->FindSet("mode");
+  const auto mode = allowed->FindNonNull("mode");
   if (!mode) return MissingMember(*allowed, "mode");
   if (mode->raw() != "auto" && mode->raw() != "required") {
     return BadField(*mode, "must be auto or required");
   }
   chat->set_tool_choice(mode->raw() == "auto" ? v1::TOOL_CHOICE_AUTO : v1::TOOL_CHOICE_REQUIRED);
-  const auto tools = allowed->FindSet("tools");
+  const auto tools = allowed->FindNonNull("tools");
   if (!tools) return MissingMember(*allowed, "tools");
   QUIRE_RETURN_IF_ERROR(CheckArray(*tools));
   if (tools->size() == 0) {
@@ -208,9 +208,9 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatProm
   const auto choice = body.Find("tool_choice");
   if (!choice) return AllowedTools();
   if (SetToolChoiceWord(*choice, chat)) return AllowedTools();
-  const auto type = choice->is_object() ? choice->FindSet("type") : std::nullopt;
+  const auto type = choice->is_object() ? choice->FindNonNull("type") : std::nullopt;
   if (type && type->raw() == "allowed_tools") return ReadAllowedTools(*choice, chat);
-  if (!choice->is_object() || !choice->FindSet("function")) {
+  if (!choice->is_object() || !choice->FindNonNull("function")) {
     return BadField(*choice, "must be none, auto, required, a function or allowed_tools");
   }
   QUIRE_ASSIGN_OR_RETURN(const std::string name, ReadFunctionName(*choice));
@@ -265,7 +265,7 @@ absl::Status ReadFunctions(const JsonFields& body, absl::string_view bytes, v1::
   names->Set("chat.parallel_tool_calls", "functions");
   if (!choice) return absl::OkStatus();
   if (choice->is_object()) {
-    if (!choice->FindSet("name")) return MissingMember(*choice, "name");
+    if (!choice->FindNonNull("name")) return MissingMember(*choice, "name");
     chat->set_tool_choice(v1::TOOL_CHOICE_NAMED);
     return JsonFields(*choice).Text("name", [&](std::string name) { chat->set_tool_name(name); });
   }
@@ -356,7 +356,7 @@ absl::Status CheckFinalMessage(const JsonValue& messages) {
 absl::Status SetVariable(const JsonFields& body, const std::string& name, const JsonValue& value,
                          v1::ChatPrompt* chat) {
   const auto vars = body.Find("chat_template_kwargs");
-  const auto same = vars ? vars->FindSet(name) : std::nullopt;
+  const auto same = vars ? vars->FindNonNull(name) : std::nullopt;
   if (same && same->raw() != value.raw()) {
     return BadField(
         value, absl::StrCat("differs from chat_template_kwargs.", name, "; send only one of them"));

@@ -68,7 +68,7 @@ class JsonFields {
   explicit JsonFields(formats::JsonValue object) : object_(std::move(object)) {}
 
   std::optional<formats::JsonValue> Find(absl::string_view key) const {
-    return object_.FindSet(key);
+    return object_.FindNonNull(key);
   }
 
   // Each function calls `set` with the value of the member `key`, unless the member is absent or

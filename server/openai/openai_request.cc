@@ -270,7 +270,7 @@ absl::StatusOr<FormatSchema> FindFormatSchema(const JsonFields& format, absl::st
   if (!wrapper) return FormatSchema{};
   if (!wrapper->is_object()) return BadField(*wrapper, "must be an object");
   raw = formats::RawMember(raw, "json_schema");
-  if (const auto inner = wrapper->FindSet("schema")) {
+  if (const auto inner = wrapper->FindNonNull("schema")) {
     QUIRE_RETURN_IF_ERROR(CheckMembers(*wrapper, "json_schema that has a schema",
                                        {"name", "description", "schema", "strict"}));
     return FormatSchema{inner, formats::RawMember(raw, "schema")};

@@ -424,7 +424,7 @@ absl::Status CheckMembers(const FieldTable& table, const JsonValue& value,
                           const RequestField& field, const UnknownFieldHandler& on_unknown) {
   if (field.members == 0) return absl::OkStatus();
   if (value.is_object()) {
-    if (!field.members_if.empty() && !value.FindSet(field.members_if)) return absl::OkStatus();
+    if (!field.members_if.empty() && !value.FindNonNull(field.members_if)) return absl::OkStatus();
     return CheckFields(table, value, field.members, on_unknown);
   }
   if (!value.is_array()) return absl::OkStatus();

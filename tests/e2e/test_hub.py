@@ -154,7 +154,7 @@ def test_a_revision_has_a_name_of_its_own(hub, env, tmp_path):
     pull(env, f"{NAME}@v1.0")
     done = subprocess.run([QUIRED, NAME, "--validate"], capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 78
-    assert f"run: quire pull {NAME}; in the cache are the revisions v1.0" in done.stderr
+    assert f"run: quire pull {NAME}; the cache has the revisions v1.0" in done.stderr
     assert json.loads(quire(env, "inspect", f"{NAME}@v1.0", "--json").stdout)["model"] == f"{NAME}@v1.0"
     pull(env, f"{NAME}@{new}")
     assert {(m["revision"], m["commit"]) for m in listed(env)} == {("v1.0", old), (new, new)}

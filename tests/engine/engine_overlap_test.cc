@@ -445,8 +445,8 @@ TEST_P(FailedStepTest, LostDeviceStopsTheCoreWithEverythingAccountedFor) {
   for (const Request& request : MixedRequests(4, 16)) harness.Submit(request);
   const std::shared_ptr<AcceptedRequest> preparing =
       harness.Arrive(MakeRequest("preparing", MakePrompt(1, 5), 5));
-  for (int i = 0; i < 50 && harness.core.fatal().ok(); ++i) harness.Step();
-  EXPECT_EQ(harness.core.fatal(), lost);
+  for (int i = 0; i < 50 && harness.core.fatal_error().ok(); ++i) harness.Step();
+  EXPECT_EQ(harness.core.fatal_error(), lost);
   EXPECT_FALSE(harness.core.idle()) << "requests end only when health has turned";
   EXPECT_FALSE(harness.Step());
   harness.core.FailAll(harness.clock.Now());

@@ -226,7 +226,7 @@ void Harness::RunUntilIdle() {
 }
 
 void Harness::Settle() {
-  core.Settle();
+  core.CollectAll();
   TakeItems();
   const absl::Status status = core.CheckIntegrity().status();
   EXPECT_TRUE(status.ok()) << status;

@@ -80,9 +80,9 @@ std::uint32_t FirstPromptTokens(const SchedulerPolicy& policy) {
     added.first().tokens = MakePrompt(tokens, tokens);
     added.first().prompt_tokens = static_cast<std::uint32_t>(tokens);
     scheduler.Add(&added);
-    scheduler.Plan(absl::UnixEpoch(), /*ahead=*/false);
+    scheduler.Plan(absl::UnixEpoch(), /*has_step_in_flight=*/false);
   }
-  const StepPlan& plan = scheduler.Plan(absl::UnixEpoch(), /*ahead=*/false);
+  const StepPlan& plan = scheduler.Plan(absl::UnixEpoch(), /*has_step_in_flight=*/false);
   EXPECT_FALSE(plan.prefills.empty());
   const std::uint32_t first = plan.empty() ? 0 : plan.prefills.front().sequence->prompt_tokens;
   for (const auto& request : requests) scheduler.Remove(*request, /*invalidate=*/false);

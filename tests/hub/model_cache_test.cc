@@ -96,7 +96,7 @@ TEST_F(ModelCacheTest, ReportsTheCommandForAMissingModel) {
             "org/name was not pulled; run: quire pull org/name");
   Publish("org/name", "v1", kOne, {"config.json", "model.safetensors"});
   EXPECT_EQ(Message(cache_.Find({"org/name", "", ""}).status()),
-            "org/name was not pulled; run: quire pull org/name; in the cache are the revisions v1");
+            "org/name was not pulled; run: quire pull org/name; the cache has the revisions v1");
   EXPECT_EQ(Message(cache_.Find({"org/name", "v1", "m.gguf"}).status()),
             "org/name@v1:m.gguf was not pulled; run: quire pull org/name@v1 --gguf m.gguf");
 }

@@ -147,7 +147,7 @@ TEST(AttentionLatentDispatchTest, RejectsMoreValueColumnsThanTheHeadSize) {
   shape.value_columns = 49;
   const AttentionRig rig(shape, {5}, 3);
   EXPECT_EQ(DeviceStep(rig, cuda, {{0, 4, 0, 1}}).Enqueue().message(),
-            "attention has value_columns 49, must be at most the head size 48");
+            "attention has value_columns 49, it must be at most the head size 48");
 }
 
 TEST_P(AttentionLatentTest, ChunksAndClassesDoNotChangeBits) {

@@ -85,7 +85,7 @@ TEST_P(StoredFormatTest, DequantizesToTheSameBits) {
     for (std::size_t i = 0; i < k; ++i) {
       const float want = FloatAt(expected, static_cast<std::size_t>(n) * k + i);
       ASSERT_TRUE(SameBits(row[i], want)) << n << ", " << i << ": " << row[i] << " for " << want;
-      const float alone = matrix.quantized->Value(n, static_cast<std::int64_t>(i));
+      const float alone = matrix.quantized->ReadValue(n, static_cast<std::int64_t>(i));
       ASSERT_TRUE(SameBits(alone, want)) << n << ", " << i << ": " << alone << " for " << want;
     }
   }
