@@ -151,12 +151,12 @@ struct PrefixCachePeer {
   static BlockId& page(PrefixCache& cache, NodeId node, std::size_t group = 0) {
     return cache.page(node, group);
   }
-  static std::size_t num_unused(const PrefixCache& cache) { return cache.unused_.size(); }
+  static std::size_t num_unused(const PrefixCache& cache) { return cache.unused_slots_.size(); }
   static std::size_t num_slots(const PrefixCache& cache) { return cache.nodes_.size(); }
   // REQUIRES: the cache is empty.
   static void LimitSlots(PrefixCache& cache, std::size_t slots) {
     while (cache.nodes_.size() > slots) cache.nodes_.pop_back();
-    std::erase_if(cache.unused_, [&](NodeId slot) { return slot.value() >= slots; });
+    std::erase_if(cache.unused_slots_, [&](NodeId slot) { return slot.value() >= slots; });
   }
 };
 
