@@ -175,7 +175,7 @@ kernels::AttentionPlanLimits AttentionLimitsOf(const models::ModelSpec& spec,
   std::size_t layer = 0;
   while (!spec.layers[layer].has_kv() || layers.places[layer].group != group) ++layer;
   kernels::AttentionPlanLimits limits = HeadsOf(spec.layers[layer]);
-  limits.max_rows = sizes.limits.max_rows;
+  limits.max_sequences = sizes.limits.max_rows;
   limits.max_step_tokens = sizes.buffers.max_step_tokens;
   limits.max_length = sizes.max_context;
   limits.window = layers.groups[group].window;

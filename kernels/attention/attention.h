@@ -58,27 +58,29 @@ struct AttentionParams {
 //
 // CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
 // cases all arithmetic is in f32. The reduction order depends only on p and the first key that the
-// row sees. Chunking, batching, page ids and threads therefore do not change any bit. A score is
-// one ascending chain of FMAs over the columns of q * (scale / ln 2) and k. A tile of 64 tokens at
-// a multiple of 64 is one online-softmax step in powers of 2. The sum of the weights is kept as 16
-// partial sums: token j adds its weight to partial sum j mod 16. Tokens are added to the partial
-// sums and to each value column in ascending order. Each span of 512 tokens has a separate state.
-// Spans are reduced left to right. At the end the partial sums are added, then the sink. Keys
-// beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede the
-// first visible key of all rows of a sequence.
+// row sees. Prompt chunking, batching, page ids and threads therefore do not change any bit. A
+// score is one ascending chain of FMAs over the columns of q * (scale / ln 2) and k. A tile of 64
+// tokens at a multiple of 64 is one online-softmax step in powers of 2. The sum of the weights is
+// kept as 16 partial sums: token j adds its weight to partial sum j mod 16. Tokens are added to the
+// partial sums and to each value column in ascending order. Each span of 512 tokens has a separate
+// state. Spans are reduced left to right. At the end the partial sums are added, then the sink.
+// Keys beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede
+// the first visible key of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
-// V scale multiplies the weight. Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is
-// not a multiple of the number of KV heads. Also returns it if a stride is less than the size of
-// all heads, or value_columns exceeds the head size. The soft cap must not be negative, and window
-// and chunk must not be combined.
+// V scale multiplies the weight.
+//
+// Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is not a multiple of the number of
+// KV heads. Returns INVALID_ARGUMENT if a stride is less than the size of all heads, or
+// value_columns exceeds the head size. The soft cap must not be negative, and window and chunk must
+// not be combined.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.
 //
 // Tensor cores are used for bf16 activations over bf16 pages, or one-byte pages with one scale per
 // token and head. The head size must be a multiple of 16 and at most 128 (256 over bf16 pages).
-// Products of 16-bit values are summed in f32, in the orders of attention_work.h, which differ
+// Products of 16-bit values are summed in f32. The reduction order (attention_work.h) differs
 // between prefill and decode tokens. Rows of q and out must be aligned to 8 bytes. On compute
 // capability 9.0, Hopper kernels replace these kernels. They require tensor maps, a head size of 64
 // to 128 (or MLA cache rows), rows aligned to 16 bytes and a positive scale. Hopper prefill

@@ -29,8 +29,8 @@ bool HasTileKernels(const KvShape& shape) {
   const bool wide = shape.dtype == DType::kBF16;
   const bool scaled = (shape.dtype == DType::kF8E4M3 || shape.dtype == DType::kI8) &&
                       shape.granularity == shape.head_size;
-  const std::uint32_t most = wide ? attention::kMaxWideHead : kMaxHead;
-  return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= most;
+  const std::uint32_t max_head_size = wide ? attention::kMaxWideHead : kMaxHead;
+  return (wide || scaled) && shape.head_size % 16 == 0 && shape.head_size <= max_head_size;
 }
 
 // True if an MLA kernel supports these parameters. MLA rows are wider than the rows that the other
@@ -62,9 +62,9 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   };
   if (!aligned(params.q.data(), params.q_stride) ||
       !aligned(params.out.data(), params.out_stride)) {
-    return absl::InvalidArgumentError(absl::StrCat("attention strides of q and out are ",
-                                                   params.q_stride, " and ", params.out_stride,
-                                                   ", rows must be aligned to 8 bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention rows of q and out must be aligned to 8 bytes, their strides are ",
+                     params.q_stride, " and ", params.out_stride, " elements"));
   }
   if (params.plan == nullptr) return absl::InvalidArgumentError("attention requires a plan");
   const AttentionPlanLimits& limits = params.plan->limits();
@@ -80,7 +80,7 @@ absl::Status CheckTiles(const AttentionParams& params, const KvShape& shape) {
   if (limits.window != 0 && (window == 0 || window > limits.window)) {
     return absl::InvalidArgumentError(
         absl::StrCat("attention has a ", params.chunk != 0 ? "chunk" : "window", " of ", window,
-                     " tokens, the limit of its plan is ", limits.window));
+                     " tokens (0: no limit), its plan supports at most ", limits.window));
   }
   if (params.live_sequences != nullptr) return absl::OkStatus();
   const AttentionPlanParams& planned = params.plan->params();

@@ -12,10 +12,11 @@
 //
 // One-byte pages: elements are converted to f16 and multiplied without their scales. K's scale
 // multiplies a token's scores. V's scale multiplies P after the sum of weights is computed. To keep
-// P within f16, V's scale is first divided by a power of two s. s is the largest V scale of the
-// warp's tokens that the row sees, rounded up to a power of two. The rescaling of O includes s. For
-// one-byte elements, ldmatrix permutes columns. Loading Q's columns in a matching order undoes the
-// permutation of K. Storing O's columns in a matching order undoes the permutation of V.
+// P within f16, V's scale is first divided by a power of two. This divisor is the largest V scale
+// of the warp's tokens that the row sees, rounded up to a power of two. The rescaling of O includes
+// the divisor. For one-byte elements, ldmatrix permutes columns. Loading Q's columns in a matching
+// order undoes the permutation of K. Storing O's columns in a matching order undoes the permutation
+// of V.
 //
 // Swapped operands are from XQA (TensorRT-LLM). Scale folding and split KV are from FlashInfer and
 // FlashAttention.
@@ -85,7 +86,7 @@ struct DecodeWarp {
   float o[kSteps][4];
   float max[2];
   float sum[2];
-  float unit[2];  // one-byte pages: pending factor of o
+  float unit[2];  // one-byte pages: power of two that o must still be multiplied by
   std::uint32_t position[2];
 
   __device__ __forceinline__ void Clear() {
@@ -187,7 +188,7 @@ struct DecodeWarp {
                                          float scale_log2, const ScoreRules& rules) {
     Tile64(stage, tile, scale_log2, rules, [stage] { return stage + Tile::kBytes; });
   }
-  // Processes one tile of 64 tokens. K and scales are at `stage`. values_of returns the address of
+  // Processes one tile of 64 tokens. K and scales are at `stage`; values_of returns the address of
   // V and is called when V is needed. s[2 t + j] is the score of token lane / 4 + 8 t of the warp
   // for row j of the thread.
   template <typename ValuesOf>
@@ -219,7 +220,7 @@ struct DecodeWarp {
       sum[j] = cuda::Fma(sum[j], factor[j], cuda::Add(s[j], s[j + 2]));
     }
     if constexpr (Shape::kScaled) {
-      ReduceValueScales(k_scales + kKvTile, tile * kKvTile, row, rules, s, factor);
+      ApplyValueScales(k_scales + kKvTile, tile * kKvTile, row, rules, s, factor);
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kSteps; ++i) {
@@ -231,11 +232,11 @@ struct DecodeWarp {
     AddValues(values_of(), p);
   }
 
-  // Multiplies P by V's scales. Only the scales of tokens that a row sees determine the row's unit.
+  // Multiplies P by V's scales. Only scales of tokens that a row sees determine the row's `unit`.
   // Otherwise the row's bits would depend on later tokens.
-  __device__ __forceinline__ void ReduceValueScales(const float* scales, std::uint32_t first,
-                                                    std::uint32_t row, const ScoreRules& rules,
-                                                    float (&p)[4], float (&factor)[2]) {
+  __device__ __forceinline__ void ApplyValueScales(const float* scales, std::uint32_t first,
+                                                   std::uint32_t row, const ScoreRules& rules,
+                                                   float (&p)[4], float (&factor)[2]) {
 #pragma unroll
     for (std::uint32_t j = 0; j < 2; ++j) {
       const VisibleKeys visible = rules.Visible(position[j]);
@@ -345,7 +346,7 @@ __device__ __forceinline__ void CopyStage(const TileArgs<T>& args, const Attenti
 // records the last one. That block then sees all partial results of `merge`. `flag` is shared
 // memory that no thread uses before `sync`. `sync` synchronizes all threads that wrote the result.
 template <typename Sync>
-__device__ __forceinline__ bool IsLastPartial(AttentionMerge* merge, std::uint32_t* flag,
+__device__ __forceinline__ bool RecordPartial(AttentionMerge* merge, std::uint32_t* flag,
                                               const Sync& sync) {
   // The thread that does the atomic also does the fences. The barriers extend the ordering to all
   // threads.
@@ -394,7 +395,7 @@ __device__ __forceinline__ void MergePartials(const ItemRows<T>& rows,
 }
 
 // Finishes an item by writing its output, or a partial result. The block that writes the last
-// partial result of the rows also merges them into the output. IsLastPartial describes `flag` and
+// partial result of the rows also merges them into the output. RecordPartial describes `flag` and
 // `sync`.
 template <typename T, std::uint32_t kColumns, typename Sync>
 __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
@@ -421,7 +422,7 @@ __device__ __forceinline__ void FinishItem(const ItemRows<T>& rows,
     partial[(columns + 1) * kDecodeRows + row] = reduce.row.sum;
   }
   AttentionMerge* const merge = args.lists.merge + rows.item.merge;
-  if (!IsLastPartial(merge, flag, sync)) return;
+  if (!RecordPartial(merge, flag, sync)) return;
   if (cuda::ThreadIndex() == 0) merge->arrived = 0;
   MergePartials<T, kColumns>(rows, *merge);
 }
@@ -441,8 +442,9 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
-// Called after tile left.first of an item whose tiles end at left.end. At the end of a span,
-// reduces the warps' states into `reduce`. `scratch` is shared memory that no pending copy writes.
+// Called after the item's tile left.first, with left.end the end of the item's tiles. At the end of
+// a span, reduces the warps' states into `reduce`. `scratch` is shared memory that no pending copy
+// writes.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,
@@ -482,7 +484,7 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
   reduce.Clear();
   std::uint32_t stage = 0;
   for (std::uint32_t tile = first; tile < end; ++tile) {
-    std::byte* const now = shared + stage * Shape::kStageBytes;
+    std::byte* const current = shared + stage * Shape::kStageBytes;
     const std::uint32_t free_stage = stage == 0 ? kStages - 1 : stage - 1;
     stage = stage + 1 == kStages ? 0 : stage + 1;
     // After the barrier all threads see the tile, and no thread reads the previous tile any longer.
@@ -493,8 +495,8 @@ __device__ __forceinline__ void DecodeItem(const TileArgs<T>& args, const Attent
                              shared + free_stage * Shape::kStageBytes);
     }
     cuda::CpAsyncCommit();
-    warp.Tile64(now, tile, args.scale_log2, args.rules);
-    EndTile<T, kColumns>({tile, end}, reinterpret_cast<float*>(now), &warp, &reduce);
+    warp.Tile64(current, tile, args.scale_log2, args.rules);
+    EndTile<T, kColumns>({tile, end}, reinterpret_cast<float*>(current), &warp, &reduce);
   }
   // All tiles have arrived and have been read, so the flag may overwrite any stage.
   FinishItem<T, kColumns>(rows, reduce, reinterpret_cast<std::uint32_t*>(shared),
@@ -526,7 +528,7 @@ absl::Status LaunchDecodeColumns(const CudaContext& context, const TileArgs<T>& 
   return cuda::Launch(context, kName, DecodeKernel<T, kColumns>, shape, args);
 }
 
-// Each translation unit instantiates LaunchDecode for one element type, to limit its compile time.
+// Each translation unit instantiates LaunchDecode for one element type, to limit compile time.
 template <typename T>
 absl::Status LaunchDecode(const CudaContext& context, const TileArgs<T>& args,
                           std::uint32_t max_blocks) {

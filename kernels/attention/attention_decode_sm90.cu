@@ -19,11 +19,11 @@ constexpr std::uint32_t kThreads = kDecodeThreads + cuda::kWarpSize;
 constexpr std::uint32_t kConsumerBarrier = 1;
 
 // The pipeline stages and their barriers. Shared memory contains the stages, then the barriers,
-// then a flag that the consumers use (IsLastPartial).
+// then a flag that the consumers use (RecordPartial).
 template <std::uint32_t kColumns>
 struct Pipeline {
   using Tile = TileShape<BF16, kColumns>;
-  static constexpr std::uint32_t kSlabs = Tile::kRowBytes / 128;
+  static constexpr std::uint32_t kSlabs = Tile::kRowBytes / 128;  // slabs of 64 columns of K or V
   static constexpr std::uint32_t kSlabBytes = kKvTile * 128;
   static constexpr std::uint32_t kStages = DecodeShape<BF16, kColumns>::kStages;
   static constexpr std::uint32_t kStageBytes = DecodeShape<BF16, kColumns>::kStageBytes;
@@ -35,7 +35,9 @@ struct Pipeline {
   std::byte* shared;
   cuda::PipelineCursor<kStages> cursor{};
 
-  __device__ __forceinline__ std::byte* now() const { return shared + cursor.stage * kStageBytes; }
+  __device__ __forceinline__ std::byte* stage() const {
+    return shared + cursor.stage * kStageBytes;
+  }
   __device__ __forceinline__ Barriers* barriers() const {
     return reinterpret_cast<Barriers*>(shared + kStages * kStageBytes);
   }
@@ -45,8 +47,8 @@ struct Pipeline {
   }
 };
 
-// Runs the producer warp. A tile has at most one box per lane. The first half of the boxes loads K,
-// the second half V.
+// Runs the producer warp. Each lane loads at most one box of a tile. The first half of the boxes
+// loads K, the second half V.
 template <std::uint32_t kColumns>
 __device__ __forceinline__ void Produce(const TileArgs<BF16>& args, const CUtensorMap* keys,
                                         const CUtensorMap* values, Pipeline<kColumns> pipeline) {
@@ -69,9 +71,10 @@ __device__ __forceinline__ void Produce(const TileArgs<BF16>& args, const CUtens
       if (cuda::Lane() == 0) cuda::BarrierExpect(pipeline.full(), Shape::kStageBytes);
       cuda::SyncWarp();
       if (slab < 2 * Shape::kSlabs) {
-        cuda::TmaLoad3D(pipeline.now() + slab * Shape::kSlabBytes + row * 128, map, pipeline.full(),
-                        static_cast<std::int32_t>(column), static_cast<std::int32_t>(item.kv_head),
-                        static_cast<std::int32_t>(from), cuda::L2Hint::kEvictFirst);
+        cuda::TmaLoad3D(pipeline.stage() + slab * Shape::kSlabBytes + row * 128, map,
+                        pipeline.full(), static_cast<std::int32_t>(column),
+                        static_cast<std::int32_t>(item.kv_head), static_cast<std::int32_t>(from),
+                        cuda::L2Hint::kEvictFirst);
       }
       pipeline.cursor.Advance();
     }
@@ -111,13 +114,13 @@ __device__ __forceinline__ void ConsumeItem(const TileArgs<BF16>& args, const At
   RowReduction<kColumns> reduce;
   reduce.Clear();
   for (std::uint32_t tile = range.first; tile < range.end; ++tile) {
-    std::byte* const now = pipeline->now();
+    std::byte* const current = pipeline->stage();
     cuda::BarrierWait(pipeline->full(), pipeline->cursor.parity);
     const std::uint32_t valid = keys_end - tile * kKvTile;
-    if (valid < (cuda::Warp() + 1) * 16) ClearTail<kColumns>(now, valid);
-    warp.Tile64(now, tile, args.scale_log2, args.rules);
+    if (valid < (cuda::Warp() + 1) * 16) ClearTail<kColumns>(current, valid);
+    warp.Tile64(current, tile, args.scale_log2, args.rules);
     if (tile % kTilesPerSpan == kTilesPerSpan - 1 || tile + 1 == range.end) {
-      auto* const scratch = reinterpret_cast<float*>(now);
+      auto* const scratch = reinterpret_cast<float*>(current);
       cuda::NamedSync(kConsumerBarrier, kDecodeThreads);  // no thread reads the tile any longer
       warp.StoreState(scratch);
       cuda::FenceAsyncShared();

@@ -2,9 +2,9 @@
 
 // Code shared by the MLA kernels: the division into items and the partial results of items. A
 // packed row is one query head of one row (attention_work.h). An item is a block of packed rows and
-// the keys to process. These keys are one span if the step is split, otherwise all keys that the
-// rows see. Lengths are known only on the device, so every warp finds its items by counting through
-// the sequences. Warps with different roles then need not wait for each other.
+// the keys to process. These keys are one span if the step is split (IsSplit), otherwise all keys
+// that the rows see. Lengths are known only on the device, so every warp finds its items by
+// counting through the sequences. Warps with different roles then need not wait for each other.
 
 #include <cstdint>
 
@@ -89,20 +89,21 @@ class LatentFinder {
         }
       }
       // Number of lanes whose sequence contains the item or later items.
-      const std::uint32_t lanes_left = cuda::CountBits(cuda::Ballot(wanted - before_ < items_end));
+      const std::uint32_t lanes_left =
+          cuda::CountBits(cuda::Ballot(wanted - preceding_items_ < items_end));
       if (lanes_left != 0) {
         const std::uint32_t lane = cuda::kWarpSize - lanes_left;
         const std::uint32_t spans = cuda::Shuffle(count.spans, lane);
         const std::uint32_t per_block = per_block_ == 0 ? spans : per_block_;
-        const std::uint32_t at = wanted - before_ - cuda::Shuffle(items_end - items, lane);
+        const std::uint32_t at = wanted - preceding_items_ - cuda::Shuffle(items_end - items, lane);
         const std::uint32_t block = at / per_block;
         *place = {cuda::Shuffle(count.sequence, lane), block, at % per_block,
-                  partials_ + cuda::Shuffle(partials_end - partials, lane) +
+                  preceding_partials_ + cuda::Shuffle(partials_end - partials, lane) +
                       block * args_.block_rows * spans};
         return true;
       }
-      before_ += cuda::Shuffle(items_end, cuda::kWarpSize - 1);
-      partials_ += cuda::Shuffle(partials_end, cuda::kWarpSize - 1);
+      preceding_items_ += cuda::Shuffle(items_end, cuda::kWarpSize - 1);
+      preceding_partials_ += cuda::Shuffle(partials_end, cuda::kWarpSize - 1);
     }
     return false;
   }
@@ -110,9 +111,9 @@ class LatentFinder {
  private:
   const LatentArgs& args_;
   const std::uint32_t per_block_;
-  std::uint32_t first_ = 0;     // index of a live sequence
-  std::uint32_t before_ = 0;    // items of the preceding sequences
-  std::uint32_t partials_ = 0;  // rows of partial results of the preceding sequences
+  std::uint32_t first_ = 0;               // index of a live sequence
+  std::uint32_t preceding_items_ = 0;     // of the preceding sequences
+  std::uint32_t preceding_partials_ = 0;  // rows of their partial results
 };
 
 // The packed rows of an item.
@@ -139,10 +140,10 @@ struct LatentRows {
 
   const LatentArgs& args;
   std::uint32_t sequence;
-  std::uint32_t first;
-  std::uint32_t base;
-  std::uint32_t count;
-  std::uint32_t cached;
+  std::uint32_t first;   // first packed row
+  std::uint32_t base;    // first row of the sequence in `q` and `out`
+  std::uint32_t count;   // packed rows
+  std::uint32_t cached;  // tokens cached before the step
 };
 
 // The range of tiles of an item, with kTokens tokens each. The range is empty (first >= end) if the

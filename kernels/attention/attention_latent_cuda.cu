@@ -29,11 +29,12 @@ constexpr std::uint32_t kTile = 32;      // tokens
 constexpr std::uint32_t kColumns = 576;  // columns of K
 constexpr std::uint32_t kValues = 512;   // columns of V
 constexpr std::uint32_t kGroups = 4;     // column groups, each with one warp per half of the rows
-constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;     // MMA steps of a warp along K
-constexpr std::uint32_t kValueTiles = kValues / 8 / kGroups;  // MMA tiles of a warp along V
+constexpr std::uint32_t kSteps = kColumns / 16 / kGroups;  // MMA steps of a warp over columns of K
+constexpr std::uint32_t kValueTiles =
+    kValues / 8 / kGroups;  // MMA tiles of a warp over columns of V
 constexpr std::uint32_t kRowBytes = kColumns * 2;
 constexpr std::uint32_t kTileBytes = kTile * kRowBytes;
-// Pitch in floats. It avoids bank conflicts between pairs of a half warp.
+// Pitch in floats. It avoids bank conflicts between the float2 accesses of a half warp.
 constexpr std::uint32_t kScorePitch = 40;
 constexpr std::uint32_t kWeightPitch = 40;  // in bf16; avoids bank conflicts of ldmatrix rows
 static_assert(kThreads / cuda::kWarpSize == kRows / 16 * kGroups);
@@ -58,7 +59,7 @@ __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t pie
   return row * kRowBytes + ((piece ^ (row & 7)) << 4);
 }
 
-// Starts copying a tile. Tokens that no row sees and columns beyond a cached row are zero-filled.
+// Starts copying a tile. Tokens that no row sees and columns beyond the head size are zero-filled.
 __device__ __forceinline__ void CopyTile(const LatentRows& rows, std::uint32_t tile,
                                          std::uint32_t keys_end, std::byte* to) {
   const KvView<BF16>& view = rows.args.rows;
@@ -212,7 +213,7 @@ __device__ __forceinline__ void AddValues(const std::byte* tile, const Shared& s
   }
 }
 
-// Adds up the row's sum and copies the state of the span to shared memory for all threads.
+// Adds up the row's partial sums and copies the state of the span to shared memory for all threads.
 __device__ __forceinline__ void ShareState(Softmax& softmax, Shared& shared) {
   float sum = softmax.state.sum;
 #pragma unroll
@@ -332,12 +333,12 @@ __device__ void LatentItem(const LatentArgs& args, const LatentPlace& place, boo
       CopyTile(rows, tile + 1, tiles.keys_end, shared.tiles[(tile + 1) % 2]);
     }
     cuda::CpAsyncCommit();
-    const std::byte* const now = shared.tiles[tile % 2];
-    Scores(f, now, shared);
+    const std::byte* const current = shared.tiles[tile % 2];
+    Scores(f, current, shared);
     cuda::SyncBlock();
     Weigh(args.scale_log2, tile * kTile, shared, softmax);
     cuda::SyncBlock();
-    AddValues(now, shared, f);
+    AddValues(current, shared, f);
     if (!tiles.EndsSpan(tile)) continue;
     ShareState(softmax, shared);
     const std::uint32_t span = tile / tiles.kPerSpan;

@@ -9,8 +9,8 @@
 // for K and V, and no product is computed twice.
 //
 // Items, spans of 1024 tokens and their reduction are those of attention_latent_cuda.cu. The merge
-// kernel of that file also reduces rows that are split here. Tiles are at absolute multiples of 64.
-// The bits of a row do not depend on the chunk, the batch or the split.
+// kernel of that file also merges the partial results of this kernel. Tiles start at absolute
+// multiples of 64. The bits of a row do not depend on prompt chunking, the batch or the split.
 //
 // The division of V's columns among two warpgroups is from FlashMLA.
 
@@ -53,7 +53,7 @@ struct Shared {
   std::byte queries[kTileBytes];
   std::byte tiles[kStages][kTileBytes];
   std::byte weights[kSlabBytes];  // weights of 64 tokens per row
-  float max[kGroups][kRows];      // maximum of a group's products in the tile
+  float max[kGroups][kRows];      // maximum of a group's scores in the tile
   float sum[kGroups][kRows];      // sum of a group's weights in the span
   cuda::PipelineBarriers<kStages> pipeline;
 };
@@ -123,7 +123,8 @@ struct Consumer {
         o{} {}
 
   // Copies queries to shared memory. Rows and columns that do not exist are zero-filled. No thread
-  // reads the old queries, because the preceding item ended with a barrier after its last product.
+  // still reads the old queries, because the preceding item ended with a barrier after its last
+  // product.
   __device__ __forceinline__ void Start(const LatentRows& rows) {
     constexpr std::uint32_t kRowThreads = kConsumerThreads / kRows;
     const std::uint32_t item_row = cuda::ThreadIndex() / kRowThreads;
@@ -310,7 +311,8 @@ struct Consumer {
     cuda::WgmmaPin(at);
     return at[0];
   }
-  // Returns the first output column of this thread. Its other columns follow in steps of 8.
+  // Returns the first output column of this thread. The thread's other column pairs follow in steps
+  // of 8.
   __device__ __forceinline__ std::uint32_t Column() const {
     return group * kGroupValues + 2 * (cuda::Lane() % 4);
   }

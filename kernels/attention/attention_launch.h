@@ -71,7 +71,7 @@ struct LatentArgs {
 // REQUIRES: block_rows is kLatentBlockRows.
 absl::Status LaunchLatent(const CudaContext& context, const LatentArgs& args);
 // Merges the partial results of the preceding MLA kernel. Does nothing if that kernel did not split
-// rows into spans.
+// the step.
 absl::Status LaunchLatentMerge(const CudaContext& context, const LatentArgs& args);
 
 }  // namespace quire::kernels::attention

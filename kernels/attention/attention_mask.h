@@ -26,8 +26,8 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t ChunkBegin(std::uint32_t i, std::uint3
   return i / chunk * chunk;
 }
 
-// Returns the first key that position i sees. REQUIRES: `window` or `chunk` is 0, which means that
-// it is not used.
+// Returns the first key that position i sees. A window or chunk of 0 is not used. REQUIRES: window
+// == 0 || chunk == 0.
 QUIRE_HOST_DEVICE constexpr std::uint32_t FirstVisible(std::uint32_t i, std::uint32_t window,
                                                        std::uint32_t chunk) {
   if (chunk != 0) return ChunkBegin(i, chunk);

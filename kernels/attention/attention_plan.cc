@@ -53,9 +53,10 @@ absl::Status CheckLimits(const AttentionPlanLimits& limits) {
   const struct {
     const char* name;
     std::uint32_t value;
-  } fields[] = {{"max_rows", limits.max_rows},         {"max_step_tokens", limits.max_step_tokens},
-                {"max_length", limits.max_length},     {"num_heads", limits.num_heads},
-                {"num_kv_heads", limits.num_kv_heads}, {"head_size", limits.head_size}};
+  } fields[] = {
+      {"max_sequences", limits.max_sequences}, {"max_step_tokens", limits.max_step_tokens},
+      {"max_length", limits.max_length},       {"num_heads", limits.num_heads},
+      {"num_kv_heads", limits.num_kv_heads},   {"head_size", limits.head_size}};
   for (const auto& field : fields) {
     if (field.value == 0) {
       return absl::InvalidArgumentError(
@@ -67,9 +68,10 @@ absl::Status CheckLimits(const AttentionPlanLimits& limits) {
                                                    " query heads, they must be a multiple of ",
                                                    limits.num_kv_heads, " kv heads"));
   }
-  if (limits.max_rows > kMaxPlanRows) {
-    return absl::InvalidArgumentError(absl::StrCat("attention plan: max_rows is ", limits.max_rows,
-                                                   ", the limit is ", kMaxPlanRows));
+  if (limits.max_sequences > kMaxPlanSequences) {
+    return absl::InvalidArgumentError(absl::StrCat("attention plan: max_sequences is ",
+                                                   limits.max_sequences, ", the limit is ",
+                                                   kMaxPlanSequences));
   }
   return absl::OkStatus();
 }
@@ -85,9 +87,9 @@ AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t 
   bounds.partials = MaxPartials(num_sms);
   // A split row has at least two partial results.
   bounds.merge = bounds.partials / 2;
-  bounds.prefill = (CeilDiv(packed, kPrefillRows) + limits.max_rows) * limits.num_kv_heads;
-  bounds.decode = std::max(bounds.partials,
-                           (CeilDiv(packed, kDecodeRows) + limits.max_rows) * limits.num_kv_heads);
+  bounds.prefill = (CeilDiv(packed, kPrefillRows) + limits.max_sequences) * limits.num_kv_heads;
+  bounds.decode = std::max(
+      bounds.partials, (CeilDiv(packed, kDecodeRows) + limits.max_sequences) * limits.num_kv_heads);
   return bounds;
 }
 
@@ -255,10 +257,10 @@ absl::Status PlanAttention(const Backend& backend, const AttentionPlanParams& pa
     return absl::InvalidArgumentError(
         "attention plan requires a GPU: the CPU plans inside PagedAttention");
   }
-  if (params.batch_size == 0 || params.batch_size > plan->limits_.max_rows) {
+  if (params.batch_size == 0 || params.batch_size > plan->limits_.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat("attention plan: batch_size is ",
                                                    params.batch_size, ", it must be 1 to ",
-                                                   plan->limits_.max_rows));
+                                                   plan->limits_.max_sequences));
   }
   plan->params_ = params;
   if constexpr (kHasCuda) {

@@ -21,7 +21,7 @@ namespace quire::kernels {
 
 // The largest step that a plan supports, and the shape of the layers that read the plan.
 struct AttentionPlanLimits {
-  std::uint32_t max_rows = 0;         // sequences of a step
+  std::uint32_t max_sequences = 0;    // sequences in a step
   std::uint32_t max_step_tokens = 0;  // tokens of a step
   std::uint32_t max_length = 0;       // tokens of a sequence
   std::uint32_t num_heads = 0;
@@ -64,8 +64,8 @@ class AttentionPlan {
   // Returns the bytes of device memory that Create allocates. REQUIRES: Create accepts the limits.
   static std::int64_t BytesFor(const AttentionPlanLimits& limits, std::uint32_t num_sms);
   // Returns INVALID_ARGUMENT if a limit other than `window` is 0, num_heads is not a multiple of
-  // num_kv_heads, or max_rows exceeds kMaxPlanRows (attention_work.h). Returns RESOURCE_EXHAUSTED
-  // if device memory cannot be allocated. REQUIRES: a CUDA backend.
+  // num_kv_heads, or max_sequences exceeds kMaxPlanSequences (attention_work.h). Returns
+  // RESOURCE_EXHAUSTED if device memory cannot be allocated. REQUIRES: a CUDA backend.
   static absl::StatusOr<std::unique_ptr<AttentionPlan>> Create(const Backend& backend,
                                                                const AttentionPlanLimits& limits);
 

@@ -23,7 +23,7 @@ struct PlanArgs {
 };
 
 // The number of live sequences, and pointers into shared memory. `items`, `partials` and `merges`
-// have one start per live sequence, and the total at the end.
+// hold the first index of each live sequence, then the total.
 struct Shared {
   std::uint32_t num_live;
   std::uint32_t sorted_size;  // a power of two, at least num_live
@@ -65,8 +65,8 @@ __device__ Sequence ReadSequence(const AttentionPlanParams& params, std::uint32_
 // Returns the sequence at an index of the sorted order. Its index in the batch is the low half of
 // the sort key.
 __device__ __forceinline__ Sequence SortedSequence(const PlanArgs& args, const Shared& shared,
-                                                   std::uint32_t place) {
-  return ReadSequence(args.params, static_cast<std::uint32_t>(shared.keys[place]));
+                                                   std::uint32_t sorted_index) {
+  return ReadSequence(args.params, static_cast<std::uint32_t>(shared.keys[sorted_index]));
 }
 
 // Sorts by ascending key: longest sequence first, ties by index.
@@ -113,8 +113,8 @@ __device__ std::uint32_t FindStart(const std::uint32_t* starts, std::uint32_t n,
   return low;
 }
 
-// The grid of a sequence's decode items: runs x blocks x KV heads. The first run contains the first
-// key that a decode token sees.
+// The grid of a sequence's decode items: runs x blocks x KV heads. A run is the consecutive spans
+// that one item covers. The first run contains the first key that a decode token sees.
 struct DecodeGrid {
   std::uint32_t blocks;
   std::uint32_t spans;
@@ -166,10 +166,10 @@ __device__ void PlanPrefill(const PlanArgs& args, const Shared& shared) {
   cuda::SyncBlock();
   cuda::ScanCounts<kThreads>(shared.items, n, shared.scratch);
   for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
-    const std::uint32_t place = FindStart(shared.items, n, i);
-    const Sequence s = SortedSequence(args, shared, place);
+    const std::uint32_t sorted_index = FindStart(shared.items, n, i);
+    const Sequence s = SortedSequence(args, shared, sorted_index);
     const std::uint32_t packed = s.prefill_tokens * shape.group;
-    const std::uint32_t own = i - shared.items[place];
+    const std::uint32_t own = i - shared.items[sorted_index];
     const std::uint32_t block = CeilDiv(packed, kPrefillRows) - 1 - own / shape.num_kv_heads;
     AttentionWork item{};
     item.sequence = s.index;
@@ -203,11 +203,11 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
   const std::uint32_t n = shared.num_live;
   const AttentionWorkShape& shape = args.shape;
   for (std::uint32_t i = cuda::ThreadIndex(); i < shared.items[n]; i += kThreads) {
-    const std::uint32_t place = FindStart(shared.items, n, i);
-    const Sequence s = SortedSequence(args, shared, place);
+    const std::uint32_t sorted_index = FindStart(shared.items, n, i);
+    const Sequence s = SortedSequence(args, shared, sorted_index);
     const DecodeGrid grid = GridOf(s, shape, split);
     const std::uint32_t rows = grid.blocks * shape.num_kv_heads;
-    const std::uint32_t own = i - shared.items[place];
+    const std::uint32_t own = i - shared.items[sorted_index];
     const std::uint32_t run = own / rows;
     const std::uint32_t block_head = own % rows;
     const std::uint32_t packed = s.decode_tokens * shape.group;
@@ -222,9 +222,9 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
     item.partial = AttentionWork::kNoPartial;
     item.merge = 0;
     if (grid.runs > 1) {
-      const std::uint32_t first = shared.partials[place] + block_head * grid.runs;
+      const std::uint32_t first = shared.partials[sorted_index] + block_head * grid.runs;
       item.partial = first + run;
-      item.merge = shared.merges[place] + block_head;
+      item.merge = shared.merges[sorted_index] + block_head;
       if (run == 0) {
         args.lists.merge[item.merge] = {first, grid.runs, grid.spans_per_item, item.first_span,
                                         /*arrived=*/0};

@@ -6,11 +6,12 @@
 // accumulator layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of
 // the product P V. Tiles of 64 tokens start at absolute multiples of 64. They are processed in
 // ascending order, from the first to the last key that any row of the item sees. A tile that a row
-// does not see does not change the row's bits, so these bits do not depend on the chunk or block.
+// does not see does not change the row's bits, so these bits do not depend on prompt chunking or on
+// the block.
 //
 // bf16 pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
-// registers: each element is multiplied by its scale, rounded to bf16 and stored into a tile of
-// bf16. Loading one-byte pages does not overlap with arithmetic.
+// registers. Each element is multiplied by its scale, rounded to bf16 and stored in a bf16 tile.
+// Loading one-byte pages does not overlap with arithmetic.
 //
 // The loop is from FlashAttention-2. Packing a group's heads into rows is from FlashInfer.
 
@@ -230,7 +231,7 @@ struct PrefillWarp {
     }
   }
 
-  // Processes a tile of 64 tokens, unless none of the warp's rows sees it.
+  // Processes a tile of 64 tokens. Skips a tile that no row of the warp sees.
   __device__ __forceinline__ void Tile64(const std::byte* stage, std::uint32_t tile,
                                          float scale_log2, const ScoreRules& rules) {
     const std::uint32_t first = tile * kKvTile;
@@ -290,10 +291,10 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
   warp.Start(rows);
   std::uint32_t stage = 0;
   for (std::uint32_t tile = first; tile < end; ++tile) {
-    std::byte* const now = shared + stage * Shape::kStageBytes;
+    std::byte* const current = shared + stage * Shape::kStageBytes;
     if constexpr (Shape::kConverted) {
       cuda::SyncBlock();  // no thread reads the previous tile any longer
-      ConvertTile<T, kColumns>(args, item, tile, keys_end, now);
+      ConvertTile<T, kColumns>(args, item, tile, keys_end, current);
       cuda::SyncBlock();
     } else {
       const std::uint32_t free_stage = stage == 0 ? kStages - 1 : stage - 1;
@@ -309,7 +310,7 @@ __device__ __forceinline__ void PrefillItem(const TileArgs<T>& args, const Atten
       }
       cuda::CpAsyncCommit();
     }
-    warp.Tile64(now, tile, args.scale_log2, args.rules);
+    warp.Tile64(current, tile, args.scale_log2, args.rules);
   }
   warp.Write(rows);
 }
@@ -337,7 +338,7 @@ absl::Status LaunchPrefillColumns(const CudaContext& context, const TileArgs<T>&
                       args);
 }
 
-// Each translation unit instantiates LaunchPrefill for one element type, to limit its compile time.
+// Each translation unit instantiates LaunchPrefill for one element type, to limit compile time.
 template <typename T>
 absl::Status LaunchPrefill(const CudaContext& context, const TileArgs<T>& args,
                            std::uint32_t blocks) {

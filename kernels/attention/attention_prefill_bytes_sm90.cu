@@ -100,8 +100,8 @@ __device__ __forceinline__ std::uint32_t PieceOfRow(std::uint32_t piece) {
   return ((piece ^ cuda::ThreadIndex()) & 7) * 16;
 }
 
-// Widens four pieces of 16 elements of a row of K or V, multiplies them by `scale` and stores them
-// in slab `slab` of 64 columns.
+// Widens four pieces of 16 elements of a row of K or V and multiplies the elements by `scale`.
+// Stores them in slab `slab` of 64 columns.
 template <typename T>
 __device__ __forceinline__ void WidenSlab(const std::byte* row, std::uint32_t slab, float scale,
                                           std::byte* to) {
@@ -151,17 +151,17 @@ __device__ __forceinline__ void Widen(const TileArgs<T>& args, const CUtensorMap
   using Shape = PrefillLayout<T, kColumns>;
   const bool is_loader = cuda::Warp() == 0;
   BlockTiles<T> next{args};
-  bool is_left = next.Start(cuda::BlockX());
-  if (!is_left) return;
+  bool has_next = next.Start(cuda::BlockX());
+  if (!has_next) return;
   PrefillCursor load_cursor;
   PrefillCursor cursor;
   if (is_loader) LoadBytes<T, kColumns>(next, keys, values, layout, load_cursor);
   KeyScales next_scales = LoadScales(next);
-  while (is_left) {
+  while (has_next) {
     const KeyScales scales = next_scales;
-    is_left = next.Advance();
+    has_next = next.Advance();
     load_cursor.Advance();
-    if (is_left) {
+    if (has_next) {
       if (is_loader) LoadBytes<T, kColumns>(next, keys, values, layout, load_cursor);
       next_scales = LoadScales(next);
     }

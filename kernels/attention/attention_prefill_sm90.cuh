@@ -4,13 +4,13 @@
 // two consumer warpgroups with 64 packed rows each. The kernels differ in how tiles of K and V are
 // loaded. See README.md.
 //
-// S = Q K^T has both operands in shared memory. P V has P in registers. K and V have separate
+// Both operands of S = Q K^T are in shared memory. P of P V is in registers. K and V have separate
 // pipelines. Tiles of 128 keys at absolute multiples of 128 are processed in descending order, from
 // the last tile that any row of the item sees to the first. A tile that a row does not see does not
-// change the row's bits, so these bits do not depend on the chunk or the block. With a window or
-// chunk, tiles before the first visible key are skipped and the lowest tiles are masked. A soft cap
-// is a separate pass over the scores in a uniform branch. A sink is added to the sum when a row is
-// written.
+// change the row's bits, so these bits do not depend on prompt chunking or on the block. With a
+// window or chunk, tiles before the first visible key are skipped and the lowest tiles are masked.
+// A soft cap is a separate pass over the scores in a uniform branch. A sink is added to the sum
+// when a row is written.
 //
 // Warp roles, separate K and V stages, the overlap of S(n) with P V(n + 1) and the alternation of
 // the two warpgroups are from FlashAttention-3. Packed rows are from FlashInfer.
@@ -102,7 +102,7 @@ struct PrefillConsumer {
   static constexpr int kScores = kPrefillKeys / 2;
   using Shape = PrefillLayout<T, kColumns>;
   // Named barriers: kGroupBarrier + g synchronizes group g, kBothBarrier synchronizes both groups.
-  // Group g waits at kTurnBarrier + g until it may issue its products.
+  // Group g waits at kTurnBarrier + g until it may issue its wgmmas.
   static constexpr std::uint32_t kGroupBarrier = 1;
   static constexpr std::uint32_t kBothBarrier = 3;
   static constexpr std::uint32_t kTurnBarrier = 4;
@@ -149,7 +149,7 @@ struct PrefillConsumer {
   __device__ __forceinline__ void Start(const ItemRows<T>& rows) {
     std::byte* const to = layout.queries(group);
     constexpr std::uint32_t kPieces = kColumns / 8;
-    SyncGroup();  // the output that was staged here has been written
+    SyncGroup();  // waits until the previous item's staged output is written
 #pragma unroll
     for (std::uint32_t j = 0; j < kPrefillGroupRows * kPieces / kWarpgroupThreads; ++j) {
       const std::uint32_t i = thread + j * kWarpgroupThreads;
@@ -281,7 +281,7 @@ struct PrefillConsumer {
   // Computes scores and weights of the tile with the last keys, which is processed first. V rows
   // from keys_end on are set to zero, because a page may contain another sequence's old bytes, and
   // 0 x NaN is NaN. In widened tiles these rows are already zero.
-  __device__ __forceinline__ void First(std::uint32_t first_key, std::uint32_t keys_end) {
+  __device__ __forceinline__ void ProcessFirst(std::uint32_t first_key, std::uint32_t keys_end) {
     cuda::BarrierWait(&layout.key_pipeline()->full[key_cursor.stage], key_cursor.parity);
     cuda::WgmmaPin(s);
     cuda::WgmmaFence();
@@ -309,7 +309,7 @@ struct PrefillConsumer {
   // Computes scores and weights of the tile at first_key while the values of the preceding tile are
   // added.
   template <bool kMasked>
-  __device__ __forceinline__ void Next(std::uint32_t first_key) {
+  __device__ __forceinline__ void ProcessNext(std::uint32_t first_key) {
     cuda::BarrierWait(&layout.key_pipeline()->full[key_cursor.stage], key_cursor.parity);
     cuda::BarrierWait(&layout.value_pipeline()->full[value_cursor.stage], value_cursor.parity);
     cuda::NamedSync(kTurnBarrier + group, kConsumerThreads);
@@ -331,7 +331,7 @@ struct PrefillConsumer {
     Rescale();
     Convert();
   }
-  __device__ __forceinline__ void Last() {
+  __device__ __forceinline__ void AddLastValues() {
     cuda::BarrierWait(&layout.value_pipeline()->full[value_cursor.stage], value_cursor.parity);
     cuda::WgmmaPin(o);
     PinProbabilities();
@@ -387,15 +387,15 @@ struct PrefillConsumer {
     const std::uint32_t whole = TilesUpTo(rules.First(keys_end - 1));
     const std::uint32_t whole_end = (rows.Position(0) + 1) / kPrefillKeys;
     std::uint32_t n = TilesUpTo(keys_end) - 1;
-    First(n * kPrefillKeys, keys_end);
+    ProcessFirst(n * kPrefillKeys, keys_end);
     while (n > first) {
       if (n > whole_end || n <= whole) {
-        Next<true>(--n * kPrefillKeys);
+        ProcessNext<true>(--n * kPrefillKeys);
       } else {
-        for (; n > whole; --n) Next<false>((n - 1) * kPrefillKeys);
+        for (; n > whole; --n) ProcessNext<false>((n - 1) * kPrefillKeys);
       }
     }
-    Last();
+    AddLastValues();
     Write(rows);
   }
 };
@@ -411,7 +411,7 @@ __device__ __forceinline__ void Consume(const TileArgs<T>& args,
   // No code may follow the loop. Otherwise ptxas would limit the registers of the whole loop to
   // those that the launch allocates.
   for (std::uint32_t i = cuda::BlockX(); i < count; i += cuda::GridX()) {
-    // Lets group 0 issue its products first. After its last item, group 0 consumes the last arrival
+    // Lets group 0 issue its wgmmas first. After its last item, group 0 consumes the last arrival
     // of group 1.
     if (group == 1 && i < cuda::GridX()) {
       cuda::NamedArrive(Consumer::kTurnBarrier, kConsumerThreads);

@@ -1,5 +1,5 @@
-// The packed rows, states and pages of a work item of CPU attention, compiled once per instruction
-// set; Highway's toggle replaces the include guard.
+// The packed rows, states and pages of a work item of CPU attention. Compiled once per instruction
+// set. Highway's toggle replaces the include guard.
 
 #if defined(QUIRE_KERNELS_CPU_ATTENTION_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_ATTENTION_ROWS_INL_H_

@@ -1,9 +1,9 @@
-// Attention without tensor cores: one warp per row and query head. It serves f32 activations, f32
+// Attention without tensor cores: one warp per row and query head. It runs for f32 activations, f32
 // pages and head sizes that other kernels do not support. Device tests use it as the reference for
-// the other kernels. Each lane computes the score of one token and several value columns. A step of
-// online softmax has 32 tokens at a multiple of 32, so a row's bits depend only on its position.
-// Every element is read with KvView::load. The kernel is not optimized: each lane reads a whole K
-// row.
+// the other kernels. Each lane computes the score of one token and several value columns. Each
+// online-softmax step covers 32 tokens from a multiple of 32 on, so a row's bits depend only on its
+// position. Every element is read with KvView::load. The kernel is not optimized: each lane reads a
+// whole K row.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/backend/exact_gate.h"
@@ -37,7 +37,7 @@ struct ScalarArgs {
   std::uint32_t value_columns;
   float scale_log2;  // factor of q . k: scale * log2(e), or scale / soft cap
   ScoreRules rules;
-  bool f32_activations;
+  bool has_f32_activations;
 };
 
 // Returns the sequence that contains a row: the last one that starts at or before the row.
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const std::int64_t from = row * args.q_stride + std::int64_t{head} * head_size;
     const std::int64_t to = row * args.out_stride + std::int64_t{head} * head_size;
     for (std::uint32_t d = cuda::Lane(); d < head_size; d += cuda::kWarpSize) {
-      memory.q[d] = args.f32_activations ? static_cast<const float*>(args.q)[from + d]
-                                         : ToFloat(static_cast<const BF16*>(args.q)[from + d]);
+      memory.q[d] = args.has_f32_activations ? static_cast<const float*>(args.q)[from + d]
+                                             : ToFloat(static_cast<const BF16*>(args.q)[from + d]);
       memory.o[d] = 0;
     }
     cuda::SyncWarp();
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const State state = AddSink(Attend(args, sequence, head / group, position, memory), sink);
     for (std::uint32_t d = cuda::Lane(); d < args.value_columns; d += cuda::kWarpSize) {
       const float y = FinishValue(state, memory.o[d]);
-      if (args.f32_activations) {
+      if (args.has_f32_activations) {
         static_cast<float*>(args.out)[to + d] = y;
       } else {
         static_cast<BF16*>(args.out)[to + d] = FromFloat<BF16>(y);
@@ -163,7 +163,7 @@ absl::Status LaunchScalar(const CudaContext& context, const AttentionParams& par
         using T = typename View::Element;
         if constexpr (std::is_same_v<T, F16>) {
           return absl::InvalidArgumentError(
-              "attention has pages of f16; supported on a GPU are f32, bf16, fp8_e4m3 and int8");
+              "attention has f16 pages, supported on a GPU are f32, bf16, fp8_e4m3 and int8");
         } else {
           return cuda::Launch(
               context, "attention scalar", ScalarKernel<T>,

@@ -45,7 +45,7 @@ void PackQueries(const Rows& rows, float* HWY_RESTRICT to) {
   }
 }
 
-// Scratch memory of one item; its size is internal::AttentionScratchBytes.
+// Scratch memory of one item. internal::AttentionScratchBytes returns its size.
 struct Scratch {
   Scratch(const Rows& rows, std::uint32_t kv_heads, float* memory)
       : transposed(memory),
@@ -81,8 +81,8 @@ struct Tile {
   std::uint32_t begin;  // position of the tile's first token
 };
 
-// Computes which tokens of the tile at `begin` each of kRows rows sees, from row `first` on. `from`
-// and `to` never decrease from one row to the next.
+// For each of kRows rows from `first` on, computes which tokens of the tile at `begin` the row
+// sees. `from` and `to` never decrease from one row to the next.
 template <std::size_t kRows>
 HWY_INLINE void FindVisible(const Rows& rows, std::uint32_t begin, std::size_t first,
                             VisibleRange* seen) {
@@ -342,8 +342,8 @@ void Attend(const AttentionParams& params, const internal::AttentionItem& item,
             const internal::AttentionItem* next, float* memory) {
   const ItemTokens<T> tokens = TokensOf<T>(params, item);
   const Pages<T>& pages = tokens.pages;
-  // Prefetches the next item only if it has all KV heads. Otherwise its rows have a constant
-  // stride, and the hardware prefetcher loads them at lower cost.
+  // Prefetches the next item only if it has all KV heads. Otherwise the next item's rows have a
+  // constant stride, and the hardware prefetcher loads them at lower cost.
   const bool fetches_next = next != nullptr && next->num_kv_heads == pages.keys.num_heads();
   const ItemTokens<T> next_tokens = fetches_next ? TokensOf<T>(params, *next) : ItemTokens<T>();
   NoFetch no_fetch;

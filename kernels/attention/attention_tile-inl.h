@@ -1,4 +1,4 @@
-// The inner loops of CPU attention, compiled once per instruction set; Highway's toggle replaces
+// The inner loops of CPU attention, compiled once per instruction set. Highway's toggle replaces
 // the include guard. attention.h documents the reduction order.
 //
 // Keys: a strip of 16 tokens is transposed, so that the lanes of a register hold the same column of
@@ -78,8 +78,8 @@ HWY_INLINE float ScalarExp2(float x) {
 }
 
 // Widens the e4m3 bits at the top of each lane. Shifted into the exponent and mantissa fields of an
-// f32, the bits are the value times 2^-120, also for subnormals. NaN becomes 480, but no store
-// writes NaN.
+// f32, the bits are the value times 2^-120, also for subnormals. NaN becomes 480, but the KV store
+// ops never write NaN.
 HWY_INLINE VF WidenF8(VU top) {
   const DI di;
   const auto moved = hn::ShiftRight<4>(hn::BitCast(di, top));

@@ -83,7 +83,7 @@ __device__ __forceinline__ float CapScore(float x, float cap_log2) {
   return cuda::Mul(cap_log2, TanhApprox(x));
 }
 
-// Adds a sink to the state; null: no sink.
+// Adds a sink to the state, or nothing if `sink` is null.
 __device__ __forceinline__ State AddSink(State state, const float* sink) {
   if (sink == nullptr) return state;
   const float above = cuda::Sub(cuda::Mul(*sink, kLog2E), ScoreBase<DeviceMath>(state.max));
@@ -91,7 +91,7 @@ __device__ __forceinline__ State AddSink(State state, const float* sink) {
   return state;
 }
 
-// Layout of tiles with kColumns elements of T per row; a head may use fewer columns.
+// Layout of tiles with kColumns elements of T per row. A head may have fewer columns.
 template <typename T, std::uint32_t kColumns>
 struct TileShape {
   static constexpr std::uint32_t kElementBytes = sizeof(T);

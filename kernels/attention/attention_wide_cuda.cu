@@ -1,4 +1,4 @@
-// Heads of 129 to 256 columns over bf16 pages, such as Gemma's. See README.md.
+// Attention with heads of 129 to 256 columns over bf16 pages, as in Gemma. See README.md.
 //
 // The arithmetic is that of attention_decode.cuh and attention_prefill.cuh. The memory layout
 // differs, because 64 tokens of K alone occupy 32 KB. Shared memory is a ring of slots that hold
@@ -26,7 +26,7 @@ __device__ __forceinline__ std::uint32_t PieceAt(std::uint32_t row, std::uint32_
 }
 
 // Starts copying kRows tokens of K or V from `first` on. Eight threads copy 128 bytes of a row, so
-// that a thread looks up the addresses of only one in kThreads / 8 rows.
+// that a thread looks up the address of only every (kThreads / 8)th row.
 template <std::uint32_t kRows, std::uint32_t kThreads>
 __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const AttentionWork& item,
                                          std::uint32_t first, std::uint32_t keys_end,
@@ -53,8 +53,8 @@ __device__ __forceinline__ void CopyRows(const KvView<BF16>& view, const Attenti
   }
 }
 
-// A ring of slots for parts of tiles. Part n uses slot n mod kSlots, and kSlots - 1 parts are
-// pending at a time. `copy(n, slot)` starts copying part n.
+// A ring of slots for parts of tiles. Part n uses slot n mod kSlots. At most kSlots - 1 parts are
+// being copied at a time. `copy(n, slot)` starts copying part n into `slot`.
 template <std::uint32_t kSlots, std::uint32_t kSlotBytes>
 struct Ring {
   std::byte* shared;
@@ -74,7 +74,7 @@ struct Ring {
   template <typename Copy>
   __device__ __forceinline__ std::byte* Next(const Copy& copy) {
     const std::uint32_t free_slot = slot == 0 ? kSlots - 1 : slot - 1;
-    std::byte* const now = shared + slot * kSlotBytes;
+    std::byte* const current = shared + slot * kSlotBytes;
     slot = slot + 1 == kSlots ? 0 : slot + 1;
     // After the barrier all threads see the part, and no thread reads the previous part any longer.
     cuda::CpAsyncWait<kSlots - 2>();
@@ -82,11 +82,11 @@ struct Ring {
     if (part + kSlots - 1 < num_parts) copy(part + kSlots - 1, shared + free_slot * kSlotBytes);
     cuda::CpAsyncCommit();
     ++part;
-    return now;
+    return current;
   }
 };
 
-// Decode: the parts are K and V of each tile in turn.
+// Decode: the parts alternate between K and V of a tile.
 using DecodeTile = TileShape<BF16, kColumns>;
 // A slot also holds the warps' states at the end of a span.
 constexpr std::uint32_t kDecodeSlotBytes =
@@ -159,7 +159,7 @@ struct WideWarp : PrefillWarp<BF16, kColumns> {
           rows.args.q + (valid ? rows.Offset(row, rows.args.q_stride) : std::int64_t{0});
 #pragma unroll
       for (std::uint32_t i = 0; i < kSteps; ++i) {
-        // Rows of q are aligned to 8 bytes, four columns.
+        // Rows of q are aligned to 8 bytes (four columns).
         const std::uint32_t column = 16 * i + 4 * (cuda::Lane() % 4);
         uint2 q{0, 0};
         if (valid && column < head_size) q = *reinterpret_cast<const uint2*>(from + column);
@@ -169,7 +169,7 @@ struct WideWarp : PrefillWarp<BF16, kColumns> {
     cuda::SyncWarp();
   }
 
-  // Computes s for the tile's tokens from kHalf * half on.
+  // Computes s for the kHalf tokens of the tile from token kHalf * half on.
   __device__ __forceinline__ void HalfScores(const std::byte* keys, std::uint32_t half,
                                              float (&s)[kTokens][4]) const {
     const std::uint32_t lane = cuda::Lane();

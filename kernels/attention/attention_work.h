@@ -4,8 +4,9 @@
 // fixed boundaries at which rows may be split (README.md, "The planner").
 //
 // The rows of a sequence are numbered per KV head as packed rows. There are `group` query heads per
-// KV head. Packed row p of a class is row p / group of that class, for query head kv_head * group +
-// p % group. All packed rows of a block therefore share a KV head, for any group size.
+// KV head. Packed row p of a class (prefill or decode) is row p / group of that class, for query
+// head kv_head * group + p % group. All packed rows of a block therefore share a KV head, for any
+// group size.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,8 +30,8 @@ inline constexpr std::uint32_t kKvGroup = kKvSpan * kSpansPerGroup;
 
 // Number of packed rows of a decode item. They are the columns of its MMA.
 inline constexpr std::uint32_t kDecodeRows = 8;
-inline constexpr std::uint32_t kPrefillRows = 128;   // packed rows of a prefill item
-inline constexpr std::uint32_t kMaxPlanRows = 4096;  // sequences of a step
+inline constexpr std::uint32_t kPrefillRows = 128;        // packed rows of a prefill item
+inline constexpr std::uint32_t kMaxPlanSequences = 4096;  // sequences of a step
 
 // Returns the maximum number of partial results of a step. Each item of a split row writes one, so
 // this also limits the number of such items. A step with more items has enough parallelism without

@@ -20,8 +20,8 @@
 // is ordinary f32, with a fused multiply-add where the reference has one. Spans are reduced as in
 // attention.h.
 //
-// The sum adds the rounded weights, so that the weights of a row add up to 1. All instruction sets,
-// batches and chunks give the same bits, except for the bits of NaNs.
+// The partial sums add the rounded weights, so that the normalized weights of a row add up to 1.
+// All instruction sets, batches and prompt chunks give the same bits, except for the bits of NaNs.
 
 #include <cstddef>
 #include <cstdint>

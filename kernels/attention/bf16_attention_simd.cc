@@ -27,11 +27,11 @@ constexpr std::size_t kTileSize = kTileRows * kBlock;
 constexpr std::size_t kSumsSize = kTileRows * kStrip;  // floats of a tile of sums
 constexpr std::size_t kGroupRows = internal::kBf16RowTiles * kTileRows;
 constexpr std::size_t kValuePanel = kSpan * kStrip;  // elements of 16 columns of a span's values
-// Number of strips between the strip that is copied and the one that is prefetched.
-constexpr std::uint32_t kAhead = 4;
+// Distance in strips from the strip that is copied to the strip that is prefetched.
+constexpr std::uint32_t kPrefetchStrips = 4;
 static_assert(kStrip == PackedLinear::kPanel);
 
-// Scratch memory of one item; its size is internal::Bf16AttentionScratchBytes.
+// Scratch memory of one item. internal::Bf16AttentionScratchBytes returns its size.
 struct Memory {
   Memory(const Rows& rows, std::uint32_t kv_heads, std::byte* memory)
       : key_columns(internal::KeyColumns(rows.head_size)),
@@ -120,17 +120,17 @@ class StripFetch {
  public:
   StripFetch(const BF16* keys, const BF16* values, std::int64_t stride, std::size_t columns,
              std::uint32_t count)
-      : keys_(keys), values_(values), stride_(stride), columns_(columns), left_(count) {}
+      : keys_(keys), values_(values), stride_(stride), columns_(columns), rows_left_(count) {}
 
   HWY_INLINE void Step() {
-    if (left_ == 0) return;
+    if (rows_left_ == 0) return;
     for (std::size_t c = 0; c < columns_; c += 32) {
       __builtin_prefetch(keys_ + c, 0, 2);
       __builtin_prefetch(values_ + c, 0, 2);
     }
     keys_ += stride_;
     values_ += stride_;
-    --left_;
+    --rows_left_;
   }
 
  private:
@@ -138,7 +138,7 @@ class StripFetch {
   const BF16* values_;
   std::int64_t stride_;
   std::size_t columns_;
-  std::uint32_t left_;  // rows
+  std::uint32_t rows_left_;
 };
 
 // Copies keys and values of one KV head into tiles.
@@ -156,7 +156,7 @@ class SpanLoader {
 
   void Load(const SpanTokens& tokens, std::uint32_t head) const {
     for (std::uint32_t j = tokens.begin; j < tokens.end; j += kStrip) {
-      StripFetch fetch = FetchOf(tokens, j + kAhead * kStrip, head);
+      StripFetch fetch = FetchOf(tokens, j + kPrefetchStrips * kStrip, head);
       LoadStrip(tokens, j, head, fetch);
     }
     // Clears the unused halves of the first and the last block of 32 tokens.
@@ -210,7 +210,7 @@ class SpanLoader {
     }
   }
 
-  // Returns the prefetch of the strip at token j, or of a strip of the next KV head if j is after
+  // Returns a StripFetch for the strip at token j, or for a strip of the next KV head if j is after
   // the span.
   StripFetch FetchOf(const SpanTokens& tokens, std::uint32_t j, std::uint32_t head) const {
     if (j >= tokens.end) {
@@ -248,8 +248,10 @@ class RowGroup {
     for (std::size_t r = 0; r < count_; ++r) {
       seen_[r] = {in_span(rows.FirstKey(first + r)), in_span(rows.KeysEnd(first + r))};
       if (seen_[r].from >= seen_[r].to) continue;
-      any_ = {std::min(any_.from, seen_[r].from), std::max(any_.to, seen_[r].to)};
-      all_ = {std::max(all_.from, seen_[r].from), std::min(all_.to, seen_[r].to)};
+      seen_by_any_ = {std::min(seen_by_any_.from, seen_[r].from),
+                      std::max(seen_by_any_.to, seen_[r].to)};
+      seen_by_all_ = {std::max(seen_by_all_.from, seen_[r].from),
+                      std::min(seen_by_all_.to, seen_[r].to)};
     }
   }
 
@@ -257,7 +259,7 @@ class RowGroup {
   // the queries of that head.
   void Attend(internal::Bf16MultiplyFn multiply, const std::uint16_t* queries,
               float* states) const {
-    if (any_.from >= any_.to) return;
+    if (seen_by_any_.from >= seen_by_any_.to) return;
     MultiplyKeys(multiply, queries);
     for (std::size_t r = 0; r < count_; ++r) {
       if (seen_[r].from < seen_[r].to) Weigh(r, StateOf(states, r));
@@ -275,10 +277,10 @@ class RowGroup {
   }
 
  private:
-  std::size_t first_strip() const { return any_.from / kStrip; }
-  std::size_t end_strip() const { return (any_.to + kStrip - 1) / kStrip; }
-  std::size_t first_block() const { return any_.from / kBlock; }
-  std::size_t end_block() const { return (any_.to + kBlock - 1) / kBlock; }
+  std::size_t first_strip() const { return seen_by_any_.from / kStrip; }
+  std::size_t end_strip() const { return (seen_by_any_.to + kStrip - 1) / kStrip; }
+  std::size_t first_block() const { return seen_by_any_.from / kBlock; }
+  std::size_t end_block() const { return (seen_by_any_.to + kBlock - 1) / kBlock; }
 
   float* StateOf(float* states, std::size_t r) const {
     return states + (first_ + r) * rows_.state_floats;
@@ -380,7 +382,7 @@ class RowGroup {
   bool AreUnseenValuesFinite() const {
     const std::size_t begin = std::max<std::size_t>(first_block() * kBlock, tokens_.begin);
     const std::size_t end = std::min<std::size_t>(end_block() * kBlock, tokens_.end);
-    return AreFinite(begin, all_.from) && AreFinite(all_.to, end);
+    return AreFinite(begin, seen_by_all_.from) && AreFinite(seen_by_all_.to, end);
   }
 
   // True if the values of the tokens in [begin, end) are finite. May also check one more token at
@@ -439,8 +441,8 @@ class RowGroup {
   std::size_t count_;
   std::size_t num_tiles_;
   VisibleRange seen_[kGroupRows];
-  VisibleRange any_ = {kSpan, 0};  // tokens that at least one row sees
-  VisibleRange all_ = {0, kSpan};  // tokens that every row sees, ignoring rows that see none
+  VisibleRange seen_by_any_ = {kSpan, 0};  // seen by at least one row
+  VisibleRange seen_by_all_ = {0, kSpan};  // seen by every row that sees any token
 };
 
 void Attend(const AttentionParams& params, const internal::AttentionItem& item,

@@ -47,8 +47,9 @@ enum class CpuActivations : std::uint8_t {
   kAuto,  // kBF16 with the instruction set "amx", otherwise kInt8
   kInt8,  // int8 for integer weights, f32 for all other weights
   kF32,
-  // x and weights are rounded to bf16 (kernels/linear/bf16_linear.h). In attention over bf16 pages,
-  // queries and attention weights are also rounded (kernels/attention/bf16_attention.h).
+  // Activations and weights are rounded to bf16 (kernels/linear/bf16_linear.h). In attention over
+  // bf16 pages, queries and attention weights are also rounded
+  // (kernels/attention/bf16_attention.h).
   kBF16,
 };
 // Replaces kAuto by its meaning for the chosen instruction set. Returns other values unchanged.
@@ -68,7 +69,7 @@ class Backend {
   static absl::StatusOr<Backend> Create(const Device& device, ThreadPool* pool,
                                         CpuActivations activations = CpuActivations::kAuto);
 
-  // Creates a backend that enqueues every op on `stream`. The host part of loading uses the pool.
+  // Creates a backend that enqueues every op on `stream`. Loading weights uses threads of `pool`.
   // With kFast the caller must call UseCublasLt before the first op. Ops run the kernels for the
   // compute capability of the stream's Device, which may be lower than the capability of the GPU.
   // Returns UNIMPLEMENTED in a build without CUDA.
@@ -83,8 +84,8 @@ class Backend {
   Backend& operator=(Backend&&) = default;
 
   const Device& device() const { return device_; }
-  // Null on the CPU. On a GPU every op only enqueues work and never allocates. Pointers in an op's
-  // parameters point to device or pinned memory unless the op's header states otherwise.
+  // Returns null on the CPU. On a GPU every op only enqueues work and never allocates. Pointers in
+  // an op's parameters point to device or pinned memory unless the op's header states otherwise.
   const CudaContext* cuda() const { return cuda_ ? &*cuda_ : nullptr; }
   // Returns the object that copies weights to the device (kernels/cuda/uploader.h), or null.
   // LoadModel sets it while loading and resets it afterwards.
@@ -140,15 +141,15 @@ class Backend {
   std::shared_ptr<cuda::CublasLt> cublaslt_;
   ThreadPool* pool_;
   mutable Uploader* uploader_ = nullptr;
-  // One per thread, then one for the op.
+  // One per thread, then op_workspace().
   std::unique_ptr<std::vector<Workspace>> workspaces_;
   std::unique_ptr<Share[]> shares_;  // one per thread
 };
 
 // Selects the instruction set of all kernels of this process: "auto" or a name that isa() returns.
-// Configuration and tests call it, but not while an op runs. Returns INVALID_ARGUMENT for an
-// unknown name. Returns FAILED_PRECONDITION if the CPU, this build or the operating system does not
-// support it.
+// Must not be called while an op runs. Returns INVALID_ARGUMENT for an unknown name. Returns
+// FAILED_PRECONDITION if the CPU, this build or the operating system does not support the
+// instruction set.
 absl::Status SelectCpuIsa(absl::string_view isa);
 
 // Returns the instruction sets that SelectCpuIsa accepts, best first.

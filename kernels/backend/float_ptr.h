@@ -36,7 +36,7 @@ class ConstFloatPtr {
     QUIRE_DCHECK(is_null() || dtype_ == kDTypeOf<T>);
     return static_cast<const T*>(data_);
   }
-  // Advances by `elements` elements.
+  // Returns the pointer advanced by `elements` elements.
   ConstFloatPtr operator+(std::int64_t elements) const {
     return {static_cast<const char*>(data_) + elements * DTypeSize(dtype_), dtype_};
   }

@@ -42,8 +42,9 @@ class Communicator {
   virtual const Backend* backend() const = 0;
 
   // Begins a step with `num_rows` rows. Later operations belong to this step. NcclCommunicator
-  // returns INVALID_ARGUMENT on all ranks if the numbers differ, or the status that was passed to
-  // Abort. HostCommunicator returns OK, because each of its operations compares its sizes.
+  // returns INVALID_ARGUMENT on all ranks if their numbers of rows differ, or the status that was
+  // passed to Abort. HostCommunicator returns OK, because each of its operations compares its
+  // sizes.
   virtual absl::Status BeginStep(std::uint32_t num_rows) = 0;
 
   // Computes values[i] = ((0 + values_0[i]) + values_1[i]) + ... over the ranks in order, in f32.

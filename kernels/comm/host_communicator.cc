@@ -28,7 +28,7 @@ using Contributions = std::array<Contribution, Communicator::kMaxRanks>;
 // Synchronizes the ranks. An operation is a round in two halves:
 //
 //   Arrive          each rank stores its contribution and waits for all others or for an abort
-//   FinishReading   each rank has read all contributions and waits until the last rank has
+//   FinishReading   each rank has read all contributions and waits for the other ranks
 //
 // Abort does not interrupt a round in which all ranks have arrived, because ranks are reading each
 // other's memory.
@@ -41,58 +41,58 @@ class HostCommunicator::Group {
   // Returns the contributions of all ranks. They may be read until FinishReading.
   absl::StatusOr<Contributions> Arrive(std::uint32_t rank, const Contribution& contribution) {
     const MutexLock lock(&mutex_);
-    if (!aborted_.ok()) return aborted_;
+    if (!abort_status_.ok()) return abort_status_;
     contributions_[rank] = contribution;
-    const std::uint64_t round = begun_ + 1;
-    if (++arrived_ < size_) {
-      while (begun_ < round && aborted_.ok()) changed_.Wait(&mutex_);
-    } else if (const absl::Status alike = CheckAlike(); !alike.ok()) {
-      aborted_ = alike;
+    const std::uint64_t round = rounds_begun_ + 1;
+    if (++ranks_arrived_ < size_) {
+      while (rounds_begun_ < round && abort_status_.ok()) changed_.Wait(&mutex_);
+    } else if (const absl::Status same_call = CheckSameCall(); !same_call.ok()) {
+      abort_status_ = same_call;
       changed_.NotifyAll();
     } else {
-      begun_ = round;
-      arrived_ = 0;
-      reading_ = size_;
+      rounds_begun_ = round;
+      ranks_arrived_ = 0;
+      ranks_reading_ = size_;
       changed_.NotifyAll();
     }
-    if (begun_ < round) return aborted_;
+    if (rounds_begun_ < round) return abort_status_;
     return contributions_;
   }
 
   // Waits until no rank reads the contributions any longer. REQUIRES: Arrive returned OK.
   void FinishReading() {
     const MutexLock lock(&mutex_);
-    const std::uint64_t round = begun_;
-    if (--reading_ == 0) {
-      finished_ = round;
+    const std::uint64_t round = rounds_begun_;
+    if (--ranks_reading_ == 0) {
+      rounds_finished_ = round;
       changed_.NotifyAll();
     }
-    while (finished_ < round) changed_.Wait(&mutex_);
+    while (rounds_finished_ < round) changed_.Wait(&mutex_);
   }
 
   void Abort(const absl::Status& why) {
     QUIRE_CHECK(!why.ok());
     const MutexLock lock(&mutex_);
-    if (!aborted_.ok()) return;
-    aborted_ = why;
+    if (!abort_status_.ok()) return;
+    abort_status_ = why;
     changed_.NotifyAll();
   }
 
   absl::Status CheckIntegrity() const {
     const MutexLock lock(&mutex_);
-    // arrived_ stays at size_ only if the contributions differ, which aborts the group.
-    const bool arrival = arrived_ < size_ || (arrived_ == size_ && !aborted_.ok());
-    const bool between = begun_ == finished_ && reading_ == 0;
-    const bool inside =
-        begun_ == finished_ + 1 && reading_ > 0 && reading_ <= size_ && arrived_ == 0;
+    // ranks_arrived_ stays at size_ only if the contributions differ, which aborts the group.
+    const bool arrival = ranks_arrived_ < size_ || (ranks_arrived_ == size_ && !abort_status_.ok());
+    const bool between = rounds_begun_ == rounds_finished_ && ranks_reading_ == 0;
+    const bool inside = rounds_begun_ == rounds_finished_ + 1 && ranks_reading_ > 0 &&
+                        ranks_reading_ <= size_ && ranks_arrived_ == 0;
     if (arrival && (between || inside)) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("group of ", size_, " ranks: ", arrived_, " arrived, ",
-                                            reading_, " reading, rounds begun ", begun_,
-                                            ", finished ", finished_));
+    return absl::InternalError(absl::StrCat("group of ", size_, " ranks: ", ranks_arrived_,
+                                            " arrived, ", ranks_reading_, " reading, rounds begun ",
+                                            rounds_begun_, ", finished ", rounds_finished_));
   }
 
  private:
-  absl::Status CheckAlike() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  absl::Status CheckSameCall() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Contribution& first = contributions_[0];
     for (std::uint32_t rank = 1; rank < size_; ++rank) {
       const Contribution& other = contributions_[rank];
@@ -108,12 +108,12 @@ class HostCommunicator::Group {
   mutable Mutex mutex_;
   CondVar changed_;
   Contributions contributions_ ABSL_GUARDED_BY(mutex_);
-  std::uint32_t arrived_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint32_t reading_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;  // rounds in which all ranks arrived
-  // Rounds that all ranks have finished reading.
-  std::uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  std::uint32_t ranks_arrived_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint32_t ranks_reading_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t rounds_begun_ ABSL_GUARDED_BY(mutex_) = 0;  // all ranks arrived
+  // All ranks have finished reading.
+  std::uint64_t rounds_finished_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status abort_status_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::vector<std::unique_ptr<HostCommunicator>>> HostCommunicator::CreateGroup(

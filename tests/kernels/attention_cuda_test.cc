@@ -286,7 +286,7 @@ TEST(AttentionErrorTest, NamesWhatIsWrong) {
   EXPECT_EQ(message({2, 1, 64, 16, DType::kBF16, DType::kF16, 0}),
             "attention has queries in f16 and output in f16, supported are f32 or bf16 for both");
   EXPECT_EQ(message({2, 1, 64, 16, DType::kF16, DType::kBF16, 0}),
-            "attention has pages of f16; supported on a GPU are f32, bf16, fp8_e4m3 and int8");
+            "attention has f16 pages, supported on a GPU are f32, bf16, fp8_e4m3 and int8");
 }
 
 TEST(AttentionErrorTest, RejectsANegativeSoftCap) {

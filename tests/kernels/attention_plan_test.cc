@@ -359,9 +359,9 @@ TEST(AttentionPlanTest, RejectsInvalidLimits) {
   EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),
             "attention plan: max_length is 0, it must be at least 1");
   bad = good;
-  bad.max_rows = 4097;
+  bad.max_sequences = 4097;
   EXPECT_EQ(AttentionPlan::Create(*cuda, bad).status().message(),
-            "attention plan: max_rows is 4097, the limit is 4096");
+            "attention plan: max_sequences is 4097, the limit is 4096");
   auto plan = AttentionPlan::Create(*cuda, good);
   ASSERT_TRUE(plan.ok());
   AttentionPlanParams params{};

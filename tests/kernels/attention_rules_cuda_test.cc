@@ -194,9 +194,9 @@ TEST(AttentionRulesTest, RejectsAPlanOfAShorterWindow) {
     shape.window = window;
     shape.plan_window = 64;
     const AttentionRig rig(shape, {90}, 5);
-    EXPECT_EQ(
-        DeviceStep(rig, cuda, {{0, 89, 0, 1}}).Enqueue().message(),
-        absl::StrCat("attention has a window of ", window, " tokens, the limit of its plan is 64"));
+    EXPECT_EQ(DeviceStep(rig, cuda, {{0, 89, 0, 1}}).Enqueue().message(),
+              absl::StrCat("attention has a window of ", window,
+                           " tokens (0: no limit), its plan supports at most 64"));
   }
 }
 

@@ -472,7 +472,7 @@ class DeviceKeys {
   absl::Status Attend(const AttentionBackend& cuda, const AnyKvView& view, ConstFloatPtr q,
                       FloatPtr out, std::uint32_t heads, std::uint32_t value_columns) const {
     const std::uint32_t columns = KvShapeOf(view).head_size;
-    const auto plan = AttentionPlan::Create(*cuda, {.max_rows = 4,
+    const auto plan = AttentionPlan::Create(*cuda, {.max_sequences = 4,
                                                     .max_step_tokens = 64,
                                                     .max_length = 1200,
                                                     .num_heads = heads,

@@ -62,7 +62,7 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
                                                   .head_size = c.head_size,
                                                   .is_prompt = c.is_prompt()}));
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AttentionPlan> plan,
-                         AttentionPlan::Create(gpu.backend, {.max_rows = c.batch,
+                         AttentionPlan::Create(gpu.backend, {.max_sequences = c.batch,
                                                              .max_step_tokens = c.batch * c.rows,
                                                              .max_length = c.cached + c.rows,
                                                              .num_heads = c.heads,
@@ -253,7 +253,7 @@ BENCHMARK(Run<LatentAttention>)
 absl::Status Planner(benchmark::State& state, Gpu& gpu) {
   const std::uint32_t batch = Argument(state, 0);
   QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<AttentionPlan> plan,
-                         AttentionPlan::Create(gpu.backend, {.max_rows = batch,
+                         AttentionPlan::Create(gpu.backend, {.max_sequences = batch,
                                                              .max_step_tokens = batch,
                                                              .max_length = 4096,
                                                              .num_heads = 32,
