@@ -1,4 +1,4 @@
-// Vector math shared by the *_simd.cc files, compiled once per instruction set; Highway's toggle
+// Vector math shared by the *_simd.cc files. Compiled once per instruction set. Highway's toggle
 // replaces the include guard.
 //
 // Every sum over a row has 16 virtual lanes, with element i in lane i mod 16. The lanes occupy one,
@@ -37,8 +37,8 @@ inline constexpr std::size_t kLanes = HWY_MIN(16, HWY_LANES(float));
 inline constexpr std::size_t kRegisters = kVirtualLanes / kLanes;
 
 // Returns e^x within 2 units in the last place: 0 below -86, infinity from 88.73 on, NaN for NaN.
-// With x = n ln 2 + r and |r| <= ln 2 / 2, e^r is its Taylor polynomial of degree 7 (remainder
-// 6e-9).
+// With x = n ln 2 + r and |r| <= ln 2 / 2, e^r is computed as its Taylor polynomial of degree 7
+// (remainder 6e-9).
 HWY_INLINE VF Exp(VF x) {
   const DF d;
   const DI di;
@@ -68,7 +68,7 @@ HWY_INLINE VF Exp(VF x) {
 HWY_INLINE VF Tanh(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  const VF size = hn::Abs(x);
+  const VF magnitude = hn::Abs(x);
   const VF z = hn::Mul(x, x);
   VF p = hn::Set(d, -6.09671418e-3f);
   p = hn::MulAdd(p, z, hn::Set(d, 2.09971797e-2f));
@@ -76,9 +76,9 @@ HWY_INLINE VF Tanh(VF x) {
   p = hn::MulAdd(p, z, hn::Set(d, 1.33327693e-1f));
   p = hn::MulAdd(p, z, hn::Set(d, -3.33333284e-1f));
   const VF small = hn::MulAdd(hn::Mul(x, z), p, x);
-  const VF power = Exp(hn::Add(size, size));
+  const VF power = Exp(hn::Add(magnitude, magnitude));
   const VF large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(power, one)));
-  return hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
+  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
 }
 
 // Returns erf(x) within 4 units in the last place; NaN for NaN. Uses x P(x^2) for |x| < 1, and 1 -
@@ -86,7 +86,7 @@ HWY_INLINE VF Tanh(VF x) {
 HWY_INLINE VF Erf(VF x) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  const VF size = hn::Abs(x);
+  const VF magnitude = hn::Abs(x);
   const VF z = hn::Mul(x, x);
   VF p = hn::Set(d, -5.64805989e-4f);
   p = hn::MulAdd(p, z, hn::Set(d, 4.92176181e-3f));
@@ -96,7 +96,7 @@ HWY_INLINE VF Erf(VF x) {
   p = hn::MulAdd(p, z, hn::Set(d, 1.12837911f));
   const VF four = hn::Set(d, 4.0f);
   // The comparison is false for NaN, so NaN is kept.
-  const VF clamped = hn::IfThenElse(hn::Gt(size, four), four, size);
+  const VF clamped = hn::IfThenElse(hn::Gt(magnitude, four), four, magnitude);
   VF q = hn::Set(d, -1.32723617e-5f);
   q = hn::MulAdd(q, clamped, hn::Set(d, 3.16937017e-4f));
   q = hn::MulAdd(q, clamped, hn::Set(d, -3.43235140e-3f));
@@ -106,7 +106,7 @@ HWY_INLINE VF Erf(VF x) {
   q = hn::MulAdd(q, clamped, hn::Set(d, -1.12589359f));
   q = hn::MulAdd(q, clamped, hn::Set(d, -7.65897799e-4f));
   const VF large = hn::Sub(one, Exp(q));
-  return hn::IfThenElse(hn::Lt(size, one), hn::Mul(x, p), hn::CopySign(large, x));
+  return hn::IfThenElse(hn::Lt(magnitude, one), hn::Mul(x, p), hn::CopySign(large, x));
 }
 
 // Adds the 16 virtual lanes in a fixed order: first lanes i and i + 8, then i and i + 4, then i and

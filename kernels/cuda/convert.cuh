@@ -1,7 +1,7 @@
 #pragma once
 
-// Arithmetic with explicit rounding, and conversions of pairs. A pair is a 32-bit register with the
-// first value in the low half.
+// Arithmetic with explicit rounding, and conversions of pairs. A pair is a 32-bit register with two
+// 16-bit values, the first in the low half.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -44,8 +44,8 @@ __device__ __forceinline__ float Exp2Approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Returns 1 / x by the special function unit, within 1 ulp. Subnormals are treated as 0. It is one
-// instruction, whereas Div needs about twelve and a branch.
+// Returns 1 / x by the special function unit, within 1 ulp. Subnormals are treated as 0. This is
+// one instruction, whereas Div needs about twelve and a branch.
 __device__ __forceinline__ float ReciprocalApprox(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -72,8 +72,8 @@ __device__ __forceinline__ float2 UnpackBF16(std::uint32_t pair) {
 __device__ __forceinline__ float2 UnpackF16(std::uint32_t pair) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
-// Converts the two e4m3 values in the low 16 bits to a pair of f16, exactly. It is one instruction
-// on compute capability 8.9 and later.
+// Converts the two e4m3 values in the low 16 bits to a pair of f16, exactly. This is one
+// instruction on compute capability 8.9 and later.
 __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
 #if __CUDA_ARCH__ >= 890
   std::uint32_t pair;

@@ -50,9 +50,9 @@ absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const CudaContext& context, const c
                                          shape.shared_bytes);
 }
 
-// Loads `kernel` and enqueues kernel(args...) on the context's stream, unless LoadedKernels is set
-// to load only. `name` is used in messages. If the launch fails, returns its CudaStatus. Errors
-// inside the kernel are reported when the stream is synchronized.
+// Loads `kernel`. Then enqueues kernel(args...) on the context's stream, unless
+// LoadedKernels::loads_only() is true. `name` is used in messages. If the launch fails, returns its
+// CudaStatus. Errors inside the kernel are reported when the stream is synchronized.
 template <typename... P, typename... A>
 absl::Status Launch(const CudaContext& context, const char* name, void (*kernel)(P...),
                     const LaunchShape& shape, A&&... args) {

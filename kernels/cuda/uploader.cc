@@ -24,7 +24,7 @@ Uploader::Uploader(const Stream& stream, ThreadPool* pool, std::int64_t piece_by
       pool_(pool),
       piece_bytes_(piece_bytes),
       total_bytes_(total_bytes),
-      turn_(static_cast<std::size_t>(pool->size()), 0),
+      next_staging_(static_cast<std::size_t>(pool->size()), 0),
       start_(MonotonicNow()),
       last_logged_(start_) {}
 
@@ -46,8 +46,8 @@ absl::StatusOr<std::unique_ptr<Uploader>> Uploader::Create(const Stream& stream,
 
 absl::Status Uploader::Send(int part, void* device_to, const void* host_from, std::int64_t bytes) {
   const auto index = static_cast<std::size_t>(part);
-  Staging& staging = stagings_[2 * index + turn_[index]];
-  turn_[index] ^= 1;
+  Staging& staging = stagings_[2 * index + next_staging_[index]];
+  next_staging_[index] ^= 1;
   QUIRE_RETURN_IF_ERROR(staging.sent.Synchronize());
   std::memcpy(staging.bytes, host_from, static_cast<std::size_t>(bytes));
   const MutexLock lock(&stream_mutex_);

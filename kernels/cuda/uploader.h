@@ -62,9 +62,9 @@ class Uploader {
   const std::int64_t piece_bytes_;
   const std::int64_t total_bytes_;
   DeviceBuffer pinned_;
-  std::vector<Staging> stagings_;   // two per thread, adjacent
-  std::vector<std::uint8_t> turn_;  // per thread: index of the next of its two buffers
-  Mutex stream_mutex_;              // serializes enqueues on stream_
+  std::vector<Staging> stagings_;           // two per thread, adjacent
+  std::vector<std::uint8_t> next_staging_;  // per thread: 0 or 1, the staging to fill next
+  Mutex stream_mutex_;                      // serializes enqueues on stream_
   std::int64_t bytes_ = 0;
   absl::Time start_;
   absl::Time last_logged_;

@@ -86,8 +86,8 @@ inline AnyKvView ValueView(const AnyKvCollection& collection, std::uint32_t laye
 }
 
 // Returns the view of MLA cache rows, which are both K and V. L layers share a collection of L / 2
-// layers: even layers use the K half, odd layers the V half. REQUIRES: the collection has layer /
-// 2.
+// layers: even layers use the K half, odd layers the V half. REQUIRES: the collection has a layer
+// `layer / 2`.
 inline AnyKvView LatentView(const AnyKvCollection& collection, std::uint32_t layer) {
   return layer % 2 == 0 ? KeyView(collection, layer / 2) : ValueView(collection, layer / 2);
 }
@@ -118,8 +118,8 @@ inline KvShape KvShapeOf(const AnyKvView& view) {
 
 // Checks a step on the CPU. Returns INVALID_ARGUMENT if the views have different shapes or fewer
 // than batch_size sequences, or if quantized views have more than one scale per token and head.
-// Also returns it if row_offsets decrease, or if a sequence's lookup table is too small for its
-// cached and new tokens. Sequence b has row_offsets[b + 1] - row_offsets[b] new tokens.
+// Returns INVALID_ARGUMENT if row_offsets decrease, or if a sequence's lookup table is too small
+// for its cached and new tokens. Sequence b has row_offsets[b + 1] - row_offsets[b] new tokens.
 absl::Status CheckKvStep(const AnyKvView& keys, const AnyKvView& values,
                          const std::uint32_t* row_offsets, std::uint32_t batch_size);
 

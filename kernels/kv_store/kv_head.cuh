@@ -4,7 +4,7 @@
 // page. A head consists of pieces of 128 columns, and a lane owns four adjacent columns of each
 // piece. The lane also reads the other column of each of its rope pairs (from L1). A head may
 // therefore be written back in place only after all lanes have read. A quantized page has one scale
-// per head, so the maximum magnitude is a butterfly reduction over the warp.
+// per head, so a butterfly reduction over the warp computes the maximum magnitude.
 
 #include <cstdint>
 #include <limits>
@@ -81,7 +81,7 @@ struct NormedHead {
 template <typename T>
 __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedHead<T>& head,
                                          std::int64_t row, std::uint32_t d, float own) {
-  const std::uint32_t i = d - rotation.first;  // large if d is before the first column
+  const std::uint32_t i = d - rotation.first;  // wraps around to a large value if d < first
   const std::uint32_t pairs = rotation.size / 2;
   if (i >= rotation.size) return own;
   const bool half = rotation.style == RopeStyle::kHalf;
@@ -95,8 +95,8 @@ __device__ __forceinline__ float Rotated(const Rotation& rotation, const NormedH
   return second ? cuda::Add(own_term, other_term) : cuda::Sub(own_term, other_term);
 }
 
-// Loads a head of row `row`, normalizes it, and rotates it if `rotate`. Columns beyond the head are
-// zeros.
+// Loads a head of row `row`, normalizes it, and rotates it if `rotate` is true. Columns beyond the
+// head are zeros.
 template <std::uint32_t kPieces, typename T>
 __device__ __forceinline__ void ReadHead(const Rotation& rotation, const T* head,
                                          std::uint32_t head_size, std::int64_t row, bool rotate,

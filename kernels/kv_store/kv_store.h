@@ -25,9 +25,9 @@ struct KvStoreParams {
 };
 
 // Writes row i of sequence b to position cache_length(b) + i. Values are rounded to the page type
-// (to nearest, ties to even), or quantized with one scale per head. Quantization has the bits of
-// QuantizeGroup (cache_manager/views/kv_quantize.h). A token without a page is not written. Returns
-// INVALID_ARGUMENT if CheckKvStep does, or if a stride is less than the size of all heads.
+// (to nearest, ties to even), or quantized with one scale per head. Quantization gives the same
+// bits as QuantizeGroup (cache_manager/views/kv_quantize.h). A token without a page is not written.
+// Returns INVALID_ARGUMENT if CheckKvStep does, or if a stride is less than the size of all heads.
 absl::Status KvStore(const Backend& backend, const KvStoreParams& params);
 
 namespace internal {

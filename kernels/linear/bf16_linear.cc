@@ -19,8 +19,9 @@ namespace quire::kernels {
 
 namespace {
 
-// Returns true if vdpbf16ps, which does two multiply-adds, is faster than two separate ones. CPUs
-// with AMX issue it at half the rate of multiply-adds, other CPUs at the same rate.
+// Returns true if vdpbf16ps, which does two multiply-adds, is faster than two separate
+// multiply-adds. CPUs with AMX issue it at half the rate of multiply-adds, other CPUs at the same
+// rate.
 bool HasFastPairs() {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -43,7 +44,7 @@ std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
 }
 
 std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k) {
-  // A row that is permuted or quantized first uses the same memory as the product.
+  // The temporary f32 row of RoundRowToTile and the product use the same memory at different times.
   const std::int64_t row = CeilDivide(k, internal::kRowTile) * internal::kRowTile * 4;
   return std::max(row, internal::WeightScratchBytes(k) + internal::TotalBytes(num_rows, k));
 }
@@ -57,7 +58,7 @@ Bf16MultiplyFn ChosenBf16Multiply() {
   return level == CpuLevel::kAvx512Vnni && has_fast_pairs ? kBf16MultiplyAvx512Bf16 : nullptr;
 }
 
-bool IsOrdered(Bf16MultiplyFn multiply) {
+bool NeedsOrderedRows(Bf16MultiplyFn multiply) {
   return multiply != nullptr && multiply == kBf16MultiplyAvx512Bf16;
 }
 
@@ -68,8 +69,8 @@ float FlushedFma(float a, float b, float c) {
   const double product = read(a) * read(b);  // exact
   const double addend = read(c);
   double sum = product + addend;
-  // Rounding the sum to odd before it is rounded to f32 gives the result of one rounding. The error
-  // of the sum is computed by Knuth's TwoSum.
+  // Rounding the sum to odd before rounding it to f32 gives the same result as rounding once. The
+  // error of the sum is computed by Knuth's TwoSum.
   const double part = sum - product;
   const double error = (product - (sum - part)) + (addend - part);
   if (std::isfinite(sum) && error != 0) {
@@ -77,7 +78,7 @@ float FlushedFma(float a, float b, float c) {
     const bool is_outward = (error > 0) == (sum > 0);
     if ((bits & 1) == 0) sum = std::bit_cast<double>(is_outward ? bits + 1 : bits - 1);
   }
-  // Flushes results that would be subnormal after rounding to 24 bits, which means below 2^-126.
+  // Flushes results that are below 2^-126 after rounding to 24 bits.
   if (std::fabs(sum) < 0x1p-126 - 0x1p-151) return std::copysign(0.0f, static_cast<float>(sum));
   return static_cast<float>(sum);
 }
@@ -151,7 +152,7 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         for (std::int64_t m = begin; m < end; ++m) {
           std::uint16_t* const to = x + m / kRowTile * tile_size + m % kRowTile * kBlock;
           RoundRowToTile(params, m, to, row);
-          if (IsOrdered(multiply)) kBf16OrderAvx512Bf16(to, CeilDivide(k, kBlock));
+          if (NeedsOrderedRows(multiply)) kBf16OrderAvx512Bf16(to, CeilDivide(k, kBlock));
         }
       });
   // A core streams weights at about 20 GB/s. Per nanosecond, it computes about 40 multiply-adds in
@@ -165,9 +166,9 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         LinearBf16Panels(job, begin, end);
       },
       // Threads take units of several panels. With few panels per thread, units are small, so that
-      // all threads have work. With vdpbf16ps, units are always small, because a thread that also
-      // serves clients finishes late.
-      IsOrdered(multiply) || weight.num_panels() < GroupPanels(k) * backend.num_threads()
+      // all threads have work. With vdpbf16ps, units are always small, because a thread whose core
+      // also serves clients finishes late.
+      NeedsOrderedRows(multiply) || weight.num_panels() < GroupPanels(k) * backend.num_threads()
           ? kPanelGrain
           : GroupPanels(k));
 }

@@ -4,8 +4,9 @@
 //
 // x is rounded to bf16, to nearest even. A weight is PackedLinear::At rounded to bf16: unquantized
 // weights are rounded to nearest even, dequantized weights to nearest with ties away from zero.
-// Scales and minimums are finite. The inputs are divided into blocks of 32. The last block is
-// padded with zeros. The total of an output starts at 0, and each block is added in order:
+// Scales and minimums of quantized weights are finite. The inputs are divided into blocks of 32.
+// The last block is padded with zeros. The total of an output starts at 0, and each block is added
+// in order:
 //
 //   even = odd = 0
 //   for the pairs j = 0 .. 15 of the block:
@@ -83,12 +84,13 @@ void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* t
 // for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
 
-// Returns true if LinearBf16 orders the rows for `multiply` (Bf16Product::x_is_ordered).
-bool IsOrdered(Bf16MultiplyFn multiply);
+// Returns true if `multiply` requires rows that LinearBf16 has ordered (Bf16Product::x_is_ordered).
+bool NeedsOrderedRows(Bf16MultiplyFn multiply);
 
 // Arguments of LinearBf16Panels, which computes panels [panel_begin, panel_end) for all rows.
-// RoundRowToTile wrote `x`, which is ordered if IsOrdered(multiply). Rows of the last tile beyond
-// num_rows may have any values. `scratch` has Bf16LinearThreadBytes and is aligned to 64 bytes.
+// RoundRowToTile wrote `x`, which is ordered if NeedsOrderedRows(multiply). Rows of the last tile
+// beyond num_rows may have any values. `scratch` has Bf16LinearThreadBytes and is aligned to 64
+// bytes.
 struct Bf16Panels {
   const LinearParams& params;
   const std::uint16_t* x;

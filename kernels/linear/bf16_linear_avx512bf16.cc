@@ -26,10 +26,10 @@ namespace {
 constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
-// Blocks of inputs that are multiplied at once. For more than 8 rows, the ordered weights of two
-// panels and 32 rows fill two thirds of an L1 of 48 KiB.
-constexpr std::int64_t kFewBlocks = 16;
-constexpr std::int64_t kManyBlocks = 8;
+// Blocks of inputs that are multiplied at once, for at most 8 rows and for more. For more than 8
+// rows, the ordered weights of two panels and 32 rows fill two thirds of an L1 of 48 KiB.
+constexpr std::int64_t kFewRowsBlocks = 16;
+constexpr std::int64_t kManyRowsBlocks = 8;
 constexpr std::int64_t kLines = 16;  // cache lines of a bf16 tile
 constexpr int kMaxRows = 6;          // rows whose sums with two panels fit in registers
 
@@ -86,7 +86,7 @@ struct NextWeights {
 // How a tile reads its weights.
 enum class Source {
   kStored,   // orders stored weights
-  kFirst,    // also stores the ordered weights for other tiles
+  kFirst,    // orders stored weights and stores the result for other tiles
   kOrdered,  // reads ordered weights
 };
 
@@ -249,18 +249,18 @@ QUIRE_OP void MultiplyPanels(const OrderedRows& rows, const Panels& panels, std:
 __attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const OrderedRows& rows,
                                                 std::int64_t tile, std::int64_t block,
                                                 std::int64_t num_blocks) {
-  alignas(64) std::uint16_t ordered[2 * kManyBlocks * kTile];
+  alignas(64) std::uint16_t ordered[2 * kManyRowsBlocks * kTile];
   const std::int64_t total_stride = p.num_row_tiles * kTotals;
   Panels panels = {p.w + block * kTile, p.w_stride, ordered};
   float* totals = p.totals + tile * kTotals;
   // The last panels are followed by the next part of the first panels, or by the next product.
-  const std::uint16_t* const after =
+  const std::uint16_t* const next_part =
       block + num_blocks < p.num_blocks ? p.w + (block + num_blocks) * kTile : p.next_w;
   std::int64_t panel = 0;
   for (; panel + 2 <= p.num_panels; panel += 2) {
     const bool is_last = panel + 4 > p.num_panels;
     MultiplyPanels<2>(rows, panels, num_blocks, totals, total_stride,
-                      is_last ? after : panels.stored + 2 * p.w_stride);
+                      is_last ? next_part : panels.stored + 2 * p.w_stride);
     panels.stored += 2 * p.w_stride;
     totals += 2 * total_stride;
   }
@@ -293,9 +293,9 @@ QUIRE_OP void ClearTotals(const Bf16Product& p) {
 
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.
 __attribute__((noinline)) void MultiplyFlushed(const Bf16Product& p) {
-  alignas(64) std::uint16_t ordered[kFewBlocks * kTile];
+  alignas(64) std::uint16_t ordered[kFewRowsBlocks * kTile];
   if (p.is_first) ClearTotals(p);
-  const std::int64_t step = p.num_rows > 8 ? kManyBlocks : kFewBlocks;
+  const std::int64_t step = p.num_rows > 8 ? kManyRowsBlocks : kFewRowsBlocks;
   for (std::int64_t block = 0; block < p.num_blocks; block += step) {
     const std::int64_t left = p.num_blocks - block;
     const std::int64_t num_blocks = left < step ? left : step;

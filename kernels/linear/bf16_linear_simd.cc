@@ -70,11 +70,11 @@ struct StoreBF16 {
     const VU bf16 = hn::OrAnd(hn::ShiftRight<16>(even), odd, hn::Set(du, 0xffff0000u));
     hn::Store(bf16, du, to + pair * kPanel + lane);
   }
-  HWY_INLINE void Stored(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+  HWY_INLINE void PutUnquantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
     Put(pair, lane, RoundedBF16(even), RoundedBF16(odd));
   }
   // Rounds ties away from zero, which needs only one instruction.
-  HWY_INLINE void Dequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+  HWY_INLINE void PutDequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
     const DU du;
     const VU half = hn::Set(du, 0x8000);
     Put(pair, lane, hn::Add(hn::BitCast(du, even), half), hn::Add(hn::BitCast(du, odd), half));
@@ -83,7 +83,7 @@ struct StoreBF16 {
 // Stores pairs of weights as f32, [input][16].
 struct StoreF32 {
   float* to;
-  HWY_INLINE void Dequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
+  HWY_INLINE void PutDequantized(std::size_t pair, std::size_t lane, VF even, VF odd) const {
     hn::Store(even, DF(), to + 2 * pair * kPanel + lane);
     hn::Store(odd, DF(), to + (2 * pair + 1) * kPanel + lane);
   }
@@ -97,7 +97,7 @@ void WidenF32(const float* panel, std::size_t k0, std::size_t k1, std::size_t la
   const DF d;
   for (std::size_t k = k0; k < k1; k += 2) {
     const float* const from = panel + k * kPanel + lane;
-    store.Stored((k - k0) / 2, lane, hn::Load(d, from), hn::Load(d, from + kPanel));
+    store.PutUnquantized((k - k0) / 2, lane, hn::Load(d, from), hn::Load(d, from + kPanel));
   }
 }
 
@@ -105,7 +105,7 @@ void WidenF16(const std::uint32_t* panel, std::size_t k0, std::size_t k1, std::s
               StoreBF16 store) {
   for (std::size_t k = k0; k < k1; k += 2) {
     const VU pairs = hn::Load(DU(), panel + k / 2 * kPanel + lane);
-    store.Stored((k - k0) / 2, lane, EvenF16(pairs), OddF16(pairs));
+    store.PutUnquantized((k - k0) / 2, lane, EvenF16(pairs), OddF16(pairs));
   }
 }
 
@@ -135,9 +135,9 @@ void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k
   for (std::size_t k = k0; k < k1; k += 4) {
     const VU unit = hn::Load(du, codes + k / 4 * kPanel);
     const std::size_t pair = (k - k0) / 2;
-    store.Dequantized(pair, lane, value(k, unit), value(k + 1, hn::ShiftRight<8>(unit)));
-    store.Dequantized(pair + 1, lane, value(k + 2, hn::ShiftRight<16>(unit)),
-                      value(k + 3, hn::ShiftRight<24>(unit)));
+    store.PutDequantized(pair, lane, value(k, unit), value(k + 1, hn::ShiftRight<8>(unit)));
+    store.PutDequantized(pair + 1, lane, value(k + 2, hn::ShiftRight<16>(unit)),
+                         value(k + 3, hn::ShiftRight<24>(unit)));
   }
 }
 
@@ -213,11 +213,11 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
       __builtin_prefetch(codes + kPrefetchUnits * kPanel);
       const std::size_t pair = (k - k0) / 2;
       // A byte of 4-bit weights has input i in its low half and input 4 + i in its high half.
-      store.Dequantized(pair, lane, value(unit, Bit<0>()), value(unit, Bit<8>()));
-      store.Dequantized(pair + 1, lane, value(unit, Bit<16>()), value(unit, Bit<24>()));
+      store.PutDequantized(pair, lane, value(unit, Bit<0>()), value(unit, Bit<8>()));
+      store.PutDequantized(pair + 1, lane, value(unit, Bit<16>()), value(unit, Bit<24>()));
       if constexpr (kBits == 4) {
-        store.Dequantized(pair + 2, lane, value(unit, Bit<4>()), value(unit, Bit<12>()));
-        store.Dequantized(pair + 3, lane, value(unit, Bit<20>()), value(unit, Bit<28>()));
+        store.PutDequantized(pair + 2, lane, value(unit, Bit<4>()), value(unit, Bit<12>()));
+        store.PutDequantized(pair + 3, lane, value(unit, Bit<20>()), value(unit, Bit<28>()));
       }
     }
   }
@@ -431,7 +431,7 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
         .num_blocks = static_cast<std::int64_t>(part_blocks),
         .num_rows = static_cast<std::int64_t>(num_rows),
         .is_first = k0 == 0,
-        .x_is_ordered = internal::IsOrdered(multiply)};
+        .x_is_ordered = internal::NeedsOrderedRows(multiply)};
     if (is_bf16 && (k1 - k0) % kBlock == 0) {
       product.w = PanelOf<std::uint16_t>(weight, begin) + k0 * kPanel;
       product.w_stride = weight.panel_bytes() / 2;
@@ -451,7 +451,8 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
   }
 }
 
-void Panels(const internal::Bf16Panels& job, std::int64_t panel_begin, std::int64_t panel_end) {
+void ComputePanels(const internal::Bf16Panels& job, std::int64_t panel_begin,
+                   std::int64_t panel_end) {
 #ifdef QUIRE_BF16_VECTORS
   const internal::Bf16MultiplyFn multiply = job.multiply != nullptr ? job.multiply : Multiply;
   const std::int64_t tiles =
@@ -488,7 +489,7 @@ namespace quire::kernels {
 
 HWY_EXPORT(DequantizeF32);
 HWY_EXPORT(RoundRowOf);
-HWY_EXPORT(Panels);
+HWY_EXPORT(ComputePanels);
 HWY_EXPORT(VectorMultiply);
 
 namespace internal {
@@ -502,7 +503,7 @@ void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* t
 }
 
 void LinearBf16Panels(const Bf16Panels& job, std::int64_t panel_begin, std::int64_t panel_end) {
-  HWY_DYNAMIC_DISPATCH(Panels)(job, panel_begin, panel_end);
+  HWY_DYNAMIC_DISPATCH(ComputePanels)(job, panel_begin, panel_end);
 }
 
 Bf16MultiplyFn Bf16MultiplyVectors() {

@@ -1,8 +1,8 @@
 #pragma once
 
 // The product of bf16 tiles. This header has only plain types. Its implementations are compiled for
-// different instruction sets, and the linker could keep the widest copy of a shared inline function
-// for the whole program.
+// different instruction sets, and for a shared inline function the linker could keep the copy for
+// the widest instruction set.
 
 #include <cstdint>
 

@@ -142,7 +142,7 @@ CublasLt::~CublasLt() {
   if (handle_ != nullptr) api_->destroy(static_cast<cublasLtHandle_t>(handle_));
 }
 
-bool CublasLt::Computes(DType dtype, std::uint32_t n, std::uint32_t k) {
+bool CublasLt::Supports(DType dtype, std::uint32_t n, std::uint32_t k) {
   return dtype == DType::kBF16 && n % 8 == 0 && k % 8 == 0;
 }
 
@@ -156,7 +156,7 @@ absl::Status CublasLt::Describe(LtPlans* plans) const {
   const std::uint32_t k = plans->k;
   QUIRE_RETURN_IF_ERROR(LtStatus(*api_,
                                  api_->desc_create(&plans->product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                                 "cannot create a product"));
+                                 "cannot create a matmul descriptor"));
   const std::int32_t transpose = CUBLAS_OP_T;
   QUIRE_RETURN_IF_ERROR(LtStatus(
       *api_,
@@ -193,17 +193,17 @@ absl::Status CublasLt::Choose(LtPlans* plans, bool y_is_bf16) const {
   QUIRE_ASSIGN_OR_RETURN(const auto candidates, Candidates(*api_, handle, *plans, c, plan.y));
   for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
     if (!IsUsableAlgorithm(*api_, candidate)) continue;
-    bool serves_all = true;
+    bool supports_all = true;
     for (const std::uint32_t rows : {1u, 7u, 64u, 4 * kPinnedRows}) {
       QUIRE_RETURN_IF_ERROR(SetRows(*plans, rows, plans->k, plans->n, plans->n));
       cublasLtMatmulHeuristicResult_t checked{};
-      serves_all = serves_all &&
-                   api_->algo_check(handle, plans->product, plans->w, plans->x, c, plan.y,
-                                    &candidate.algo, &checked) == CUBLAS_STATUS_SUCCESS &&
-                   checked.workspaceSize <= std::size_t{kWorkspaceBytes};
+      supports_all = supports_all &&
+                     api_->algo_check(handle, plans->product, plans->w, plans->x, c, plan.y,
+                                      &candidate.algo, &checked) == CUBLAS_STATUS_SUCCESS &&
+                     checked.workspaceSize <= std::size_t{kWorkspaceBytes};
     }
     QUIRE_RETURN_IF_ERROR(SetRows(*plans, kPinnedRows, plans->k, plans->n, plans->n));
-    if (!serves_all) continue;
+    if (!supports_all) continue;
     plan.algorithm = candidate.algo;
     return absl::OkStatus();
   }

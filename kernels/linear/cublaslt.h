@@ -45,7 +45,7 @@ class CublasLt {
   ~CublasLt();
 
   // True for weights that the library multiplies: bf16 with N and K multiples of 8.
-  static bool Computes(DType dtype, std::uint32_t n, std::uint32_t k);
+  static bool Supports(DType dtype, std::uint32_t n, std::uint32_t k);
 
   // Returns the plans of a shape. Returns FAILED_PRECONDITION if the library has no algorithm that
   // supports every number of rows.

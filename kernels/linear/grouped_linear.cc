@@ -53,14 +53,14 @@ std::optional<LinearGroups> LinearGroupsOf(
 }
 
 bool CanFuseGroupedGate(const LinearGroups& weights, DType x, DType y) {
-  return internal::OnTensorCores(*weights.first, x) && y == DType::kBF16 &&
+  return internal::RunsOnTensorCores(*weights.first, x) && y == DType::kBF16 &&
          weights.first->n() % cuda::kLinearTileN == 0;
 }
 
 bool CanFuseGroupedSum(const GroupedLinearParams& params, const ChosenSum& sum) {
   const PackedLinear& weight = *params.weights.first;
-  return internal::OnTensorCores(weight, params.x.dtype()) && params.y.is_f32() && !params.gate &&
-         params.first_row == 0 && weight.n() % 4 == 0 &&
+  return internal::RunsOnTensorCores(weight, params.x.dtype()) && params.y.is_f32() &&
+         !params.gate && params.first_row == 0 && weight.n() % 4 == 0 &&
          // Rows that are permuted or quantized first must fit in one launch.
          ((weight.act_order() == nullptr && !weight.quantizes_activations()) ||
           params.num_rows <= cuda::LinearPermutedRowsPerPass(weight.k(), params.x.dtype())) &&
@@ -94,7 +94,7 @@ absl::Status GroupedLinear(const Backend& backend, const GroupedLinearParams& pa
   if (backend.cuda() == nullptr) {
     return absl::InvalidArgumentError("grouped linear requires a GPU, the backend is the CPU");
   }
-  if (params.rows != nullptr && internal::OnTensorCores(weight, params.x.dtype()) &&
+  if (params.rows != nullptr && internal::RunsOnTensorCores(weight, params.x.dtype()) &&
       params.x_stride % 8 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("grouped linear has indexed rows of x ", params.x_stride,

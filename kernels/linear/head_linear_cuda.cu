@@ -1,11 +1,10 @@
 // Products of all heads in one launch, for few rows. A warp computes 16 features of one head for up
-// to 64 tokens. Weights are the row operand of the MMA and tokens the column operand. The order of
-// sums is that of linear_reduction.h, so the bits equal those of linear_cuda.cu. Fragments are
-// loaded directly from global memory. Each weight is read once, by one warp, in whole sectors.
-// Saving launches matters more here than a pipeline. The memory traffic of the weights bounds the
-// kernel.
+// to 64 tokens. Weights are operand A of the MMA and tokens are operand B. The order of sums is
+// that of linear_reduction.h, so the bits equal those of linear_cuda.cu. Fragments are loaded
+// directly from global memory. Each weight is read once, by one warp, in whole sectors. Saving
+// launches matters more here than a pipeline. The memory traffic of the weights bounds the kernel.
 //
-// More rows run in the tiles of linear_cuda.cu, for all heads in one launch.
+// Products with more rows use the tiles of linear_tile.cuh, also with one launch for all heads.
 
 #include <cstdint>
 

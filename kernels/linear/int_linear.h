@@ -1,8 +1,8 @@
 #pragma once
 
 // The interface of the integer matrix kernels of one instruction set. This header has only plain
-// types. The kernels are compiled for different instruction sets, and the linker could keep the
-// widest copy of a shared inline function for the whole program.
+// types. The kernels are compiled for different instruction sets, and for a shared inline function
+// the linker could keep the copy for the widest instruction set.
 
 #include <cstdint>
 
@@ -20,7 +20,7 @@ namespace quire::kernels::internal {
 //
 // Powers of two let the widest kernels multiply by a weight's scale with an integer addition of
 // exponents. The bounds ensure that results are normal numbers. The rounding step is up to twice as
-// large as without powers of two. That is still a tenth of the rounding step of 4-bit weights.
+// large as without powers of two. This step is still a tenth of the rounding step of 4-bit weights.
 //
 // A group of activations is max(group of the weights, 32) inputs. The last group of a row may be
 // shorter. `q`, `sums` and `scales` are aligned to 64 bytes.
@@ -72,9 +72,10 @@ struct RowQuantization {
 
 // Quantizes rows [row_begin, row_end) of x, [num_rows][k] floats x_stride apart, into `rows`.
 // row_begin is the start of a block. row_end is the start of another block, or num_rows.
-using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride, const RowQuantization& how,
-                                std::uint32_t num_rows, std::uint32_t row_begin,
-                                std::uint32_t row_end, const IntRows& rows);
+using QuantizeRowsFn = void (*)(const float* x, std::int64_t x_stride,
+                                const RowQuantization& quantization, std::uint32_t num_rows,
+                                std::uint32_t row_begin, std::uint32_t row_end,
+                                const IntRows& rows);
 // Groups of activations whose magnitudes are all below kMinActivation are treated as zeros. Groups
 // with a magnitude of at least kActivationLimit are treated as non-finite.
 inline constexpr float kMinActivation = 0x1p-96f;

@@ -34,16 +34,16 @@ bool UsesTiles(std::size_t num_rows, std::size_t k, std::size_t group) {
 
 // Quantizes x to row-major activations by passing each row as a separate block to the AVX-512 VNNI
 // level.
-void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& quantization,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
   const QuantizeRowsFn quantize = kIntLinearAvx512Vnni.quantize;
-  const auto [k, group, is_int4] = how;
+  const auto [k, group, is_int4] = quantization;
   if (!UsesTiles(num_rows, k, group)) {
-    return quantize(x, x_stride, how, num_rows, row_begin, row_end, rows);
+    return quantize(x, x_stride, quantization, num_rows, row_begin, row_end, rows);
   }
   for (std::size_t row = row_begin; row < row_end; ++row) {
-    quantize(x + static_cast<std::int64_t>(row) * x_stride, x_stride, how, 1, 0, 1,
+    quantize(x + static_cast<std::int64_t>(row) * x_stride, x_stride, quantization, 1, 0, 1,
              {rows.q + row * k, rows.scales + row, rows.sums + row});
   }
 }

@@ -42,8 +42,8 @@ constexpr bool HasMin(Form form) {
 // Computes R rows and P panels. With one scale per feature, `memory` is [R][P][16] and stores the
 // sums between parts of K.
 template <class Isa, int R, int P, Form kForm>
-QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Place& at,
-                       float* memory) {
+QUIRE_INLINE void ComputeTile(const IntLinearArgs& args, const Groups& groups, const Place& at,
+                              float* memory) {
   if constexpr (kForm == Form::kInt8PerFeature) {
     PerFeatureTile<Isa, R, P>(args, at, memory);
   } else {
@@ -53,35 +53,36 @@ QUIRE_INLINE void Tile(const IntLinearArgs& args, const Groups& groups, const Pl
 
 // Computes all rows of one panel, with up to 8 rows per tile.
 template <class Isa, Form kForm>
-QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
+QUIRE_INLINE void ComputePanel(const IntLinearArgs& args, const Groups& groups,
+                               std::int64_t panel) {
   alignas(64) float memory[8 * kPanel];
   for (std::uint32_t row = 0; row < args.num_rows; row += 8) {
     const std::uint32_t rows = Least(args.num_rows - row, 8);
     const Place at = {row, row, BlockRows(rows), 0, args.k, panel, 0, 1, 0, 0};
     switch (rows) {
       case 8:
-        Tile<Isa, 8, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 8, 1, kForm>(args, groups, at, memory);
         break;
       case 7:
-        Tile<Isa, 7, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 7, 1, kForm>(args, groups, at, memory);
         break;
       case 6:
-        Tile<Isa, 6, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 6, 1, kForm>(args, groups, at, memory);
         break;
       case 5:
-        Tile<Isa, 5, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 5, 1, kForm>(args, groups, at, memory);
         break;
       case 4:
-        Tile<Isa, 4, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 4, 1, kForm>(args, groups, at, memory);
         break;
       case 3:
-        Tile<Isa, 3, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 3, 1, kForm>(args, groups, at, memory);
         break;
       case 2:
-        Tile<Isa, 2, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 2, 1, kForm>(args, groups, at, memory);
         break;
       default:
-        Tile<Isa, 1, 1, kForm>(args, groups, at, memory);
+        ComputeTile<Isa, 1, 1, kForm>(args, groups, at, memory);
         break;
     }
   }
@@ -89,8 +90,8 @@ QUIRE_INLINE void OnePanel(const IntLinearArgs& args, const Groups& groups, std:
 
 // Computes rows [row_begin, row_end) for the part of K and the P panels of `at`.
 template <class Isa, int P, Form kForm>
-QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at,
-                       std::uint32_t row_begin, std::uint32_t row_end, float* memory) {
+QUIRE_INLINE void ComputeRows(const IntLinearArgs& args, const Groups& groups, Place at,
+                              std::uint32_t row_begin, std::uint32_t row_end, float* memory) {
   constexpr std::uint32_t kMax = kForm == Form::kInt8PerFeature ? 8 : 4;
   for (at.block = row_begin; at.block < row_end; at.block += at.block_rows) {
     at.block_rows = BlockRows(row_end - at.block);
@@ -98,13 +99,13 @@ QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at
     for (at.row = at.block; at.row < at.block + at.block_rows; at.row += rows, ++at.pass) {
       float* const own = memory + (at.row - row_begin) * P * kPanel;
       if (rows == 8) {
-        if constexpr (kMax == 8) Tile<Isa, 8, P, kForm>(args, groups, at, own);
+        if constexpr (kMax == 8) ComputeTile<Isa, 8, P, kForm>(args, groups, at, own);
       } else if (rows == 4) {
-        Tile<Isa, 4, P, kForm>(args, groups, at, own);
+        ComputeTile<Isa, 4, P, kForm>(args, groups, at, own);
       } else if (rows == 2) {
-        Tile<Isa, 2, P, kForm>(args, groups, at, own);
+        ComputeTile<Isa, 2, P, kForm>(args, groups, at, own);
       } else {
-        Tile<Isa, 1, P, kForm>(args, groups, at, own);
+        ComputeTile<Isa, 1, P, kForm>(args, groups, at, own);
       }
     }
   }
@@ -112,7 +113,8 @@ QUIRE_INLINE void Rows(const IntLinearArgs& args, const Groups& groups, Place at
 
 // Computes all rows of P panels.
 template <class Isa, int P, Form kForm>
-QUIRE_INLINE void ManyRows(const IntLinearArgs& args, const Groups& groups, std::int64_t panel) {
+QUIRE_INLINE void ComputeManyRows(const IntLinearArgs& args, const Groups& groups,
+                                  std::int64_t panel) {
   constexpr bool kPerFeature = kForm == Form::kInt8PerFeature;
   alignas(64) float memory[kRowsAtOnce * P * kPanel];
   for (std::uint32_t row = 0; row < args.num_rows; row += kRowsAtOnce) {
@@ -129,36 +131,36 @@ QUIRE_INLINE void ManyRows(const IntLinearArgs& args, const Groups& groups, std:
     }
     for (at.k0 = 0; at.k0 < args.k; at.k0 = at.k1) {
       at.k1 = kPerFeature ? Least(at.k0 + kPart, args.k) : args.k;
-      Rows<Isa, P, kForm>(args, groups, at, row, row_end, memory);
+      ComputeRows<Isa, P, kForm>(args, groups, at, row, row_end, memory);
     }
   }
 }
 
 template <class Isa, Form kForm>
-void Panels(const IntLinearArgs& args, std::int64_t panel, std::int64_t panel_end) {
+void ComputePanels(const IntLinearArgs& args, std::int64_t panel, std::int64_t panel_end) {
   const Groups groups = Groups::Of(args);
   if (args.num_rows > kFewRows) {
     constexpr int kMax = Isa::kTilePanels;
     // The last 4 panels are computed as 2 and 2 instead of 3 and 1.
     for (; panel_end - panel >= kMax && panel_end - panel != 4; panel += kMax) {
-      ManyRows<Isa, kMax, kForm>(args, groups, panel);
+      ComputeManyRows<Isa, kMax, kForm>(args, groups, panel);
     }
-    for (; panel_end - panel >= 2; panel += 2) ManyRows<Isa, 2, kForm>(args, groups, panel);
+    for (; panel_end - panel >= 2; panel += 2) ComputeManyRows<Isa, 2, kForm>(args, groups, panel);
   }
-  for (; panel < panel_end; ++panel) OnePanel<Isa, kForm>(args, groups, panel);
+  for (; panel < panel_end; ++panel) ComputePanel<Isa, kForm>(args, groups, panel);
 }
 
 template <class Isa>
 void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   if (args.is_int4) {
     using Int4 = typename Isa::ForInt4;
-    if (args.has_min) return Panels<Int4, Form::kInt4Min>(args, panel_begin, panel_end);
-    return Panels<Int4, Form::kInt4>(args, panel_begin, panel_end);
+    if (args.has_min) return ComputePanels<Int4, Form::kInt4Min>(args, panel_begin, panel_end);
+    return ComputePanels<Int4, Form::kInt4>(args, panel_begin, panel_end);
   }
   if (args.scale_per_feature)
-    return Panels<Isa, Form::kInt8PerFeature>(args, panel_begin, panel_end);
-  if (args.has_min) return Panels<Isa, Form::kInt8Min>(args, panel_begin, panel_end);
-  Panels<Isa, Form::kInt8>(args, panel_begin, panel_end);
+    return ComputePanels<Isa, Form::kInt8PerFeature>(args, panel_begin, panel_end);
+  if (args.has_min) return ComputePanels<Isa, Form::kInt8Min>(args, panel_begin, panel_end);
+  ComputePanels<Isa, Form::kInt8>(args, panel_begin, panel_end);
 }
 
 #undef QUIRE_INLINE

@@ -84,34 +84,35 @@ QUIRE_INLINE __mmask16 FactorsOf(__m512i largest_bits, bool is_int4, float* scal
 QUIRE_INLINE std::uint32_t ActivationGroup(std::uint32_t group) {
   return group < 32 ? 32 : group;
 }
-QUIRE_INLINE std::uint32_t NumActivationGroups(const RowQuantization& how) {
-  const std::uint32_t wide = ActivationGroup(how.group);
-  return (how.k + wide - 1) / wide;
+QUIRE_INLINE std::uint32_t NumActivationGroups(const RowQuantization& quantization) {
+  const std::uint32_t activation_group = ActivationGroup(quantization.group);
+  return (quantization.k + activation_group - 1) / activation_group;
 }
 
 // Quantizes a row, 16 groups at a time. Separate loops for the maximum, the division and the
 // rounding let their latencies overlap.
 template <bool kWhole>
-QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& how, std::uint32_t step,
-                                 std::int8_t* q, float* scales, std::int32_t* sums) {
-  const std::uint32_t k = how.k;
-  const std::uint32_t group = how.group;
-  const std::uint32_t wide = ActivationGroup(group);
-  const std::uint32_t num_wide_groups = NumActivationGroups(how);
+QUIRE_INLINE void QuantizeOneRow(const float* x, const RowQuantization& quantization,
+                                 std::uint32_t step, std::int8_t* q, float* scales,
+                                 std::int32_t* sums) {
+  const std::uint32_t k = quantization.k;
+  const std::uint32_t group = quantization.group;
+  const std::uint32_t activation_group = ActivationGroup(group);
+  const std::uint32_t activation_groups = NumActivationGroups(quantization);
   alignas(64) std::uint32_t bits[16] = {};
   alignas(64) float factors[16];
   alignas(64) float inverses[16];
-  for (std::uint32_t w0 = 0; w0 < num_wide_groups; w0 += 16) {
-    const std::uint32_t count = Least(16, num_wide_groups - w0);
+  for (std::uint32_t w0 = 0; w0 < activation_groups; w0 += 16) {
+    const std::uint32_t count = Least(16, activation_groups - w0);
     for (std::uint32_t i = 0; i < count; ++i) {
-      const std::uint32_t k0 = (w0 + i) * wide;
-      bits[i] = LargestBits<kWhole>(x + k0, Least(wide, k - k0));
+      const std::uint32_t k0 = (w0 + i) * activation_group;
+      bits[i] = LargestBits<kWhole>(x + k0, Least(activation_group, k - k0));
     }
-    FactorsOf(_mm512_load_si512(bits), how.is_int4, factors, inverses);
+    FactorsOf(_mm512_load_si512(bits), quantization.is_int4, factors, inverses);
     _mm512_mask_storeu_ps(scales + w0, FirstLanes(count), _mm512_load_ps(factors));
     for (std::uint32_t i = 0; i < count; ++i) {
-      const std::uint32_t end = Least((w0 + i + 1) * wide, k);
-      for (std::uint32_t k0 = (w0 + i) * wide; k0 < end; k0 += group) {
+      const std::uint32_t end = Least((w0 + i + 1) * activation_group, k);
+      for (std::uint32_t k0 = (w0 + i) * activation_group; k0 < end; k0 += group) {
         *sums++ = PutInputs<kWhole>(x + k0, Least(group, end - k0), inverses[i], step,
                                     q + static_cast<std::int64_t>(k0) / 4 * step);
       }
@@ -188,18 +189,19 @@ struct BlockOut {
 // 16 == 0.
 template <int R>
 __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stride,
-                                             const RowQuantization& how, const BlockOut& out) {
-  const std::uint32_t k = how.k;
-  const std::uint32_t group = how.group;
-  const std::uint32_t wide = ActivationGroup(group);
+                                             const RowQuantization& quantization,
+                                             const BlockOut& out) {
+  const std::uint32_t k = quantization.k;
+  const std::uint32_t group = quantization.group;
+  const std::uint32_t activation_group = ActivationGroup(group);
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
   alignas(64) float scales[16];  // FactorsOf writes 16 values
   alignas(64) float inverses[16];
   alignas(32) std::int32_t row_sums[8];
-  for (std::uint32_t k0 = 0; k0 < k; k0 += wide) {
+  for (std::uint32_t k0 = 0; k0 < k; k0 += activation_group) {
     __m512i largest[R] = {};
-    for (std::uint32_t i = k0; i < k0 + wide; i += 16) {
+    for (std::uint32_t i = k0; i < k0 + activation_group; i += 16) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(x + r * x_stride + i));
@@ -207,9 +209,10 @@ __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stri
       }
     }
     const auto used = static_cast<__mmask8>(FactorsOf(
-        _mm512_zextsi256_si512(LargestOfRows<R>(largest)), how.is_int4, scales, inverses));
-    for (int r = 0; r < R; ++r) out.scales[r * out.scales_stride + k0 / wide] = scales[r];
-    for (std::uint32_t g0 = k0; g0 < k0 + wide; g0 += group) {
+        _mm512_zextsi256_si512(LargestOfRows<R>(largest)), quantization.is_int4, scales, inverses));
+    for (int r = 0; r < R; ++r)
+      out.scales[r * out.scales_stride + k0 / activation_group] = scales[r];
+    for (std::uint32_t g0 = k0; g0 < k0 + activation_group; g0 += group) {
       __m512i sums[2] = {};
       for (std::uint32_t i = g0; i < g0 + group; i += 16) {
         PutRows<R>(x + i, x_stride, inverses, out.q + static_cast<std::int64_t>(i) * R, sums);
@@ -220,37 +223,37 @@ __attribute__((noinline)) void QuantizeBlock(const float* x, std::int64_t x_stri
     }
     for (int r = 0; r < R; ++r) {
       if ((used >> r & 1) != 0) continue;
-      for (std::uint32_t i = k0; i < k0 + wide; i += 4) {
+      for (std::uint32_t i = k0; i < k0 + activation_group; i += 4) {
         _mm_storeu_si32(out.q + static_cast<std::int64_t>(i) * R + r * 4, _mm_setzero_si128());
       }
     }
   }
 }
 
-void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& quantization,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
-  const std::uint32_t k = how.k;
-  const std::uint32_t group = how.group;
+  const std::uint32_t k = quantization.k;
+  const std::uint32_t group = quantization.group;
   const std::int64_t k_padded = (k + 3) / 4 * 4;
-  const std::int64_t num_wide_groups = NumActivationGroups(how);
+  const std::int64_t activation_groups = NumActivationGroups(quantization);
   const std::int64_t groups = k / group;
   std::uint32_t block = 0;
   for (std::uint32_t row = row_begin; row < row_end; row += block) {
     block = BlockRows(num_rows - row);
     const float* const in = x + static_cast<std::int64_t>(row) * x_stride;
-    const BlockOut out = {rows.q + row * k_padded, rows.scales + row * num_wide_groups,
-                          num_wide_groups, rows.sums + row * groups, groups};
+    const BlockOut out = {rows.q + row * k_padded, rows.scales + row * activation_groups,
+                          activation_groups, rows.sums + row * groups, groups};
     const bool whole = group % 16 == 0;
     if (block >= 4 && whole && k % ActivationGroup(group) == 0) {
-      block == 8 ? QuantizeBlock<8>(in, x_stride, how, out)
-                 : QuantizeBlock<4>(in, x_stride, how, out);
+      block == 8 ? QuantizeBlock<8>(in, x_stride, quantization, out)
+                 : QuantizeBlock<4>(in, x_stride, quantization, out);
       continue;
     }
     for (std::uint32_t r = 0; r < block; ++r) {
       const auto quantize = whole ? QuantizeOneRow<true> : QuantizeOneRow<false>;
-      quantize(in + r * x_stride, how, block * 4, out.q + r * 4, out.scales + r * num_wide_groups,
-               out.sums + r * groups);
+      quantize(in + r * x_stride, quantization, block * 4, out.q + r * 4,
+               out.scales + r * activation_groups, out.sums + r * groups);
     }
   }
 }

@@ -19,8 +19,8 @@ namespace {
 // Number of inputs of a part of K.
 constexpr std::uint32_t kPart = 512;
 // Prefetch distances in bytes, for a stream of weights and a stream of scales.
-constexpr std::int64_t kAheadBytes = 4096;
-constexpr std::int64_t kAheadScaleBytes = 512;
+constexpr std::int64_t kPrefetchBytes = 4096;
+constexpr std::int64_t kPrefetchScaleBytes = 512;
 
 // Numbers and sizes of groups. They are computed once per call, because a division costs as much as
 // the products of a group.
@@ -44,8 +44,8 @@ struct Place {
   std::uint32_t block_rows;  // rows of that block
   std::uint32_t k0, k1;      // inputs [k0, k1) of the part of K
   std::int64_t panel;        // first panel
-  std::uint32_t pass;        // index among the tiles that multiply different rows by these panels
-  std::uint32_t passes;      // number of such tiles
+  std::uint32_t pass;        // index among the tiles that share the panels
+  std::uint32_t passes;      // number of these tiles, each of which has other rows
   // With groups: number of lines of the next panels that each of these tiles prefetches, in total
   // and per group.
   std::uint32_t next_lines, next_lines_of_group;
@@ -176,10 +176,10 @@ QUIRE_INLINE void Finish(const IntLinearArgs& args, const Place& at, __m512 (&to
 // panel. After the last part it prefetches the first part of the panel that is P panels further on.
 // The tiles of different rows each prefetch some of the panels.
 template <int P>
-QUIRE_INLINE void FindAhead(const IntLinearArgs& args, const Place& at, std::int64_t offset,
-                            std::int64_t (&ahead)[P]) {
+QUIRE_INLINE void FindPrefetchDistances(const IntLinearArgs& args, const Place& at,
+                                        std::int64_t offset, std::int64_t (&ahead)[P]) {
   if constexpr (P == 1) {
-    ahead[0] = kAheadBytes;
+    ahead[0] = kPrefetchBytes;
   } else {
     std::int64_t distance = kPart * kPanel;
     if (offset + distance >= args.panel_bytes) distance += (P - 1) * args.panel_bytes;
@@ -204,7 +204,7 @@ __attribute__((noinline)) void PerFeatureTile(const IntLinearArgs& args, const P
   }
   std::int64_t ahead[P];
   const std::int64_t offset = static_cast<std::int64_t>(at.k0) * kPanel;
-  FindAhead<P>(args, at, offset, ahead);
+  FindPrefetchDistances<P>(args, at, offset, ahead);
   Inputs<R> inputs = Inputs<R>::At(args, at, at.k0);
   AddLines<Isa, R, P, false, true>(acc, args.panels + at.panel * args.panel_bytes + offset,
                                    args.panel_bytes, ahead, inputs, (at.k1 - at.k0 + 3) / 4);
@@ -357,7 +357,7 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Gro
                  groups.count,
                  static_cast<__mmask16>(args.has_zero_points ? 0xffff : 0)};
   const std::uint8_t* w = args.panels + at.panel * args.panel_bytes;
-  const std::int64_t ahead[P] = {kAheadBytes};
+  const std::int64_t ahead[P] = {kPrefetchBytes};
   auto next = NextPanels<P>::Of(args, groups, at, kGroupScales);
   Inputs<R> inputs = Inputs<R>::At(args, at, 0);
   __m512 totals[R * P];
@@ -370,7 +370,7 @@ __attribute__((noinline)) void PerGroupTile(const IntLinearArgs& args, const Gro
     AddLines<Isa, R, P, kInt4, P == 1>(acc, w, args.panel_bytes, ahead, inputs, groups.lines);
     w += groups.lines * 64;
     if constexpr (P == 1) {
-      Fetch(reinterpret_cast<const char*>(group.scales) + kAheadScaleBytes);
+      Fetch(reinterpret_cast<const char*>(group.scales) + kPrefetchScaleBytes);
     } else {
       next.FetchGroup();
     }

@@ -48,9 +48,9 @@ Factor FactorOf(const float* x, std::uint32_t count, bool is_int4) {
   return {std::ldexp(1.0f, exponent), std::ldexp(1.0f, -exponent)};
 }
 
-void QuantizeRow(const float* x, const RowQuantization& how, std::uint32_t first_row,
+void QuantizeRow(const float* x, const RowQuantization& quantization, std::uint32_t first_row,
                  std::uint32_t block, std::uint32_t lane, const IntRows& rows) {
-  const auto [k, group, is_int4] = how;
+  const auto [k, group, is_int4] = quantization;
   const std::uint32_t k_padded = (k + 3) / 4 * 4;
   const std::uint32_t wide = std::max(group, 32u);
   const std::size_t row = first_row + lane;
@@ -73,13 +73,13 @@ void QuantizeRow(const float* x, const RowQuantization& how, std::uint32_t first
   }
 }
 
-void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& quantization,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
   for (std::uint32_t row = row_begin; row < row_end;) {
     const std::uint32_t block = BlockRows(num_rows - row);
     for (std::uint32_t lane = 0; lane < block; ++lane) {
-      QuantizeRow(x + (row + lane) * x_stride, how, row, block, lane, rows);
+      QuantizeRow(x + (row + lane) * x_stride, quantization, row, block, lane, rows);
     }
     row += block;
   }

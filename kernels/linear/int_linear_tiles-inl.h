@@ -161,7 +161,7 @@ QUIRE_OP void ScaleFeatures(const IntLinearArgs& args, std::size_t row, std::siz
 
 // Computes rows [row, row + B) for panels [begin, end), at most kGroupPanels.
 template <Kind K, std::size_t B>
-void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::size_t end) {
+void ComputeBlock(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::size_t end) {
   constexpr std::size_t kRows = Least(B, 4);
   const std::size_t k_padded = (args.k + 3) / 4 * 4;
   const std::size_t panel_bytes = static_cast<std::size_t>(args.panel_bytes);
@@ -223,7 +223,7 @@ void Block(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::s
 }
 
 template <Kind K>
-void Panels(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
+void ComputePanels(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   const std::size_t rows = args.num_rows;
   // With one or two rows, weights are read as a single stream, one panel at a time.
   const std::int64_t step = rows > 2 ? kGroupPanels : 1;
@@ -231,28 +231,28 @@ void Panels(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t pa
     const auto begin = static_cast<std::size_t>(from);
     const auto end = static_cast<std::size_t>(from + step < panel_end ? from + step : panel_end);
     std::size_t row = 0;
-    for (; row + 8 <= rows; row += 8) Block<K, 8>(args, row, begin, end);
+    for (; row + 8 <= rows; row += 8) ComputeBlock<K, 8>(args, row, begin, end);
     if (row + 4 <= rows) {
-      Block<K, 4>(args, row, begin, end);
+      ComputeBlock<K, 4>(args, row, begin, end);
       row += 4;
     }
     if (row + 2 <= rows) {
-      Block<K, 2>(args, row, begin, end);
+      ComputeBlock<K, 2>(args, row, begin, end);
       row += 2;
     }
-    if (row < rows) Block<K, 1>(args, row, begin, end);
+    if (row < rows) ComputeBlock<K, 1>(args, row, begin, end);
   }
 }
 
 void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   if (args.is_int4 && args.group == 32) {
-    Panels<Kind::kGroups4x32>(args, panel_begin, panel_end);
+    ComputePanels<Kind::kGroups4x32>(args, panel_begin, panel_end);
   } else if (args.is_int4) {
-    Panels<Kind::kGroups4>(args, panel_begin, panel_end);
+    ComputePanels<Kind::kGroups4>(args, panel_begin, panel_end);
   } else if (args.scale_per_feature) {
-    Panels<Kind::kFeature8>(args, panel_begin, panel_end);
+    ComputePanels<Kind::kFeature8>(args, panel_begin, panel_end);
   } else {
-    Panels<Kind::kGroups8>(args, panel_begin, panel_end);
+    ComputePanels<Kind::kGroups8>(args, panel_begin, panel_end);
   }
 }
 
@@ -313,33 +313,33 @@ QUIRE_OP float PowerOfTwoFrom(float x) {
 }
 
 // Quantizes a row. `q` points to the row's first quad. Consecutive quads are quad_step bytes apart.
-void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_step, std::int8_t* q,
-                 float* scales, std::int32_t* sums) {
-  const std::size_t k = how.k;
-  const std::size_t group = how.group;
-  const std::size_t wide = group < 32 ? 32 : group;
+void QuantizeOne(const float* x, const RowQuantization& quantization, std::size_t quad_step,
+                 std::int8_t* q, float* scales, std::int32_t* sums) {
+  const std::size_t k = quantization.k;
+  const std::size_t group = quantization.group;
+  const std::size_t activation_group = group < 32 ? 32 : group;
   for (std::size_t g = 0; g < k / group; ++g) sums[g] = 0;
-  for (std::size_t k0 = 0; k0 < k; k0 += wide) {
-    const std::size_t count = Least(wide, k - k0);
+  for (std::size_t k0 = 0; k0 < k; k0 += activation_group) {
+    const std::size_t count = Least(activation_group, k - k0);
     const std::uint32_t bits = LargestBits(x + k0, count);
     float largest;
     __builtin_memcpy(&largest, &bits, 4);
     // Compares bits, because the bits of NaN are larger than those of all other values.
-    constexpr std::uint32_t kBeyond = __builtin_bit_cast(std::uint32_t, kActivationLimit);
-    const bool beyond = bits >= kBeyond;
-    if (beyond || largest < kMinActivation) {
-      scales[k0 / wide] = beyond ? __builtin_nanf("") : 1.0f;
+    constexpr std::uint32_t kLimitBits = __builtin_bit_cast(std::uint32_t, kActivationLimit);
+    const bool is_too_large = bits >= kLimitBits;
+    if (is_too_large || largest < kMinActivation) {
+      scales[k0 / activation_group] = is_too_large ? __builtin_nanf("") : 1.0f;
       for (std::size_t i = k0; i < k0 + count; i += 4)
         __builtin_memset(q + i / 4 * quad_step, 0, 4);
       continue;
     }
     float scale = largest / 127.0f;
     float inverse = 127.0f / largest;
-    if (how.is_int4) {
+    if (quantization.is_int4) {
       scale = PowerOfTwoFrom(scale);
       inverse = 1.0f / scale;
     }
-    scales[k0 / wide] = scale;
+    scales[k0 / activation_group] = scale;
     const std::size_t step = group < 32 ? group : 32;
     for (std::size_t i = k0; i < k0 + count; i += step) {
       sums[i / group] +=
@@ -348,20 +348,21 @@ void QuantizeOne(const float* x, const RowQuantization& how, std::size_t quad_st
   }
 }
 
-void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& how,
+void Quantize(const float* x, std::int64_t x_stride, const RowQuantization& quantization,
               std::uint32_t num_rows, std::uint32_t row_begin, std::uint32_t row_end,
               const IntRows& rows) {
-  const std::size_t k = how.k;
+  const std::size_t k = quantization.k;
   const std::size_t k_padded = (k + 3) / 4 * 4;
-  const std::size_t wide = how.group < 32 ? 32 : how.group;
+  const std::size_t activation_group = quantization.group < 32 ? 32 : quantization.group;
   for (std::size_t row = row_begin; row < row_end;) {
     const std::size_t left = num_rows - row;
     const std::size_t block = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     for (std::size_t lane = 0; lane < block; ++lane) {
       const std::size_t m = row + lane;
-      QuantizeOne(x + static_cast<std::int64_t>(m) * x_stride, how, block * 4,
-                  rows.q + row * k_padded + lane * 4, rows.scales + m * ((k + wide - 1) / wide),
-                  rows.sums + m * (k / how.group));
+      QuantizeOne(x + static_cast<std::int64_t>(m) * x_stride, quantization, block * 4,
+                  rows.q + row * k_padded + lane * 4,
+                  rows.scales + m * ((k + activation_group - 1) / activation_group),
+                  rows.sums + m * (k / quantization.group));
     }
     row += block;
   }

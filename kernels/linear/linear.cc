@@ -188,7 +188,7 @@ static_assert(std::int64_t{internal::kMaxStoredRows} * cuda::kLinearMaxPermutedI
 // True if the launch of the product also stores the heads.
 bool CanFuseStore(const LinearParams& params) {
   const QkvStoreParams& store = *params.store;
-  return internal::OnTensorCores(*params.weight, params.x.dtype()) &&
+  return internal::RunsOnTensorCores(*params.weight, params.x.dtype()) &&
          !params.weight->has_row_major_fp8() && params.weight->library_plans() == nullptr &&
          !params.gate && params.num_rows <= internal::kMaxStoredRows &&
          params.residual == nullptr && params.y.dtype() == DType::kBF16 &&
@@ -202,21 +202,21 @@ bool CanFuseStore(const LinearParams& params) {
 
 namespace internal {
 
-bool OnTensorCores(const PackedLinear& weight, DType x) {
+bool RunsOnTensorCores(const PackedLinear& weight, DType x) {
   return x == DType::kBF16 && weight.k() % 8 == 0 &&
          (weight.format() != WeightFormat::kPlain || weight.dtype() == DType::kBF16);
 }
 
-void LogPortableFallback(const absl::Status& why) {
+void LogPortableFallback(const absl::Status& reason) {
   static std::atomic_flag is_logged;
   if (is_logged.test_and_set()) return;
-  log::Warn("model", "products run in the portable kernel", {{"error", why.message()}});
+  log::Warn("model", "matrix products use the portable kernel", {{"error", reason.message()}});
 }
 
 }  // namespace internal
 
 bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DType y) {
-  return backend.cuda() != nullptr && internal::OnTensorCores(weight, x) && y == DType::kBF16 &&
+  return backend.cuda() != nullptr && internal::RunsOnTensorCores(weight, x) && y == DType::kBF16 &&
          weight.n() % cuda::kLinearTileN == 0 && weight.library_plans() == nullptr;
 }
 

@@ -101,9 +101,9 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // f32 x and y, on the CPU and on CUDA: K is divided into parts of 256. A part is one chain of fused
 // multiply-adds with ascending k. Parts are added in order.
 //
-// e4m3 weights on the CPU: as f32, but parts also end where groups end. The sum of a part is
-// multiplied by its scale and added with one rounding. Sums of a part are subnormal below 2^-54, in
-// steps of 2^-77. |x| >= 2^80 counts as infinite.
+// e4m3 weights on the CPU: the order is that of f32, but parts also end where groups end. The sum
+// of a part is multiplied by its scale and added with one rounding. Sums of a part are subnormal
+// below 2^-54, in steps of 2^-77. |x| >= 2^80 counts as infinite.
 //
 // Weights with quantizes_activations: x is first quantized (fp8_rows.h), and a row with non-finite
 // values becomes NaN. Row-major weights require bf16 x, otherwise INVALID_ARGUMENT is returned.
@@ -111,16 +111,16 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // round sums of 128 inputs to about 14 bits of the largest addend. The scale of the row multiplies
 // the total sum.
 //
-// Integer weights on the CPU with f32 activations: as f32, with dequantized weights. With an
-// act-order permutation the inputs are summed in the order of the packed weights.
+// Integer weights on the CPU with f32 activations: the order is that of f32, with dequantized
+// weights. With an act-order permutation the inputs are summed in the order of the packed weights.
 //
 // Integer weights on the CPU with int8 activations: x is permuted if the weights have an act-order
 // permutation, and quantized to int8 per row and group of inputs. Products are summed exactly
 // inside a group, and groups are added in order (int_linear.h). A group of inputs with a NaN or a
 // magnitude of at least 2^117 makes its whole row NaN.
 //
-// Weights of 8 and 4 bits and f32 x on CUDA: as f32, with each quantized weight multiplied by its
-// scale in f32.
+// Weights of 8 and 4 bits and f32 x on CUDA: the order is that of f32. Each quantized weight is
+// multiplied by its scale in f32.
 //
 // bf16 x, only on CUDA: y is bf16 or f32, and weights are bf16 or have 8 or 4 bits. If K % 8 == 0,
 // tensor cores compute the sums in the order of linear_reduction.h. x and its rows must then be
@@ -137,7 +137,7 @@ inline constexpr std::uint32_t kLinearPart = 256;
 inline constexpr std::uint32_t kMaxStoredRows = 8;
 
 // True if a product runs on the tensor cores of a GPU.
-bool OnTensorCores(const PackedLinear& weight, DType x);
+bool RunsOnTensorCores(const PackedLinear& weight, DType x);
 // Returns the dtype of an unquantized matrix on a GPU.
 constexpr DType CudaPlainType(DType dtype, DType activations) {
   return activations == DType::kBF16 ? DType::kBF16 : dtype;
@@ -191,7 +191,7 @@ struct WeightRowsShape {
 // capability 9.0.
 absl::StatusOr<WeightMap> MapWeightsSm90(const CudaContext& context, const WeightRowsShape& weight);
 // Logs once per process that the portable kernel runs. Threads: any.
-void LogPortableFallback(const absl::Status& why);
+void LogPortableFallback(const absl::Status& reason);
 
 // Computes panels [panel_begin, panel_end) for all rows. If `panels` is not null, it points to f32
 // panels that replace the panels of the weight, starting with panel_begin.

@@ -50,7 +50,7 @@ static_assert(kv_head::kMaxHeadSize<kStoredPieces> >= cuda::kLinearTileN);
 // Arguments of the QKV store that runs after a product in the same launch, for all rows of y. They
 // are not a member of LinearArgs, because StoreHeads uses their address and the main loop would
 // then read LinearArgs from memory.
-struct NextArgs {
+struct FusedStoreArgs {
   kv_head::QkvStoreArgs<BF16, BF16> store;  // no store if store.qkv is null
   std::uint32_t num_rows;
   std::uint32_t grid_splits;
@@ -61,7 +61,7 @@ struct NextArgs {
 // Attention reads the pages in the next launch, so TMA never reads data that the same kernel wrote.
 // Not inlined, because the main loop for quantized weights would otherwise issue 10 % more
 // instructions.
-__attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
+__attribute__((noinline)) __device__ void StoreHeads(const FusedStoreArgs& next) {
   cuda::SyncBlock();
   const std::uint32_t heads = cuda::kLinearTileN / next.store.keys.head_size();
   const std::uint32_t first = cuda::BlockX() / next.grid_splits * heads;
@@ -72,7 +72,8 @@ __attribute__((noinline)) __device__ void StoreHeads(const NextArgs& next) {
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote>
 __global__ void __launch_bounds__(kThreads, kPromote ? 1 : 2)
-    LinearKernel(const __grid_constant__ LinearArgs args, const __grid_constant__ NextArgs next) {
+    LinearKernel(const __grid_constant__ LinearArgs args,
+                 const __grid_constant__ FusedStoreArgs next) {
   cuda::DependencyLaunch();
   const bool stores = Multiply<kFormat, kTokens, kPromote>(args, WorkOf<kTokens>(args), SameRow());
   if constexpr (kTokens == kFewRows) {
@@ -86,7 +87,7 @@ struct GroupedArgs {
 };
 
 // Arguments of the ChosenSum that runs after a grouped product. They are not a member of
-// GroupedArgs for the same reason as NextArgs.
+// GroupedArgs for the same reason as FusedStoreArgs.
 struct ChosenArgs {
   ChosenSum sum;
   const float* x;  // null: no sum
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <WeightFormat kFormat, std::uint32_t kTokens, bool kPromote = false>
-absl::Status LaunchTile(const CudaContext& context, LinearArgs args, NextArgs next = {}) {
+absl::Status LaunchTile(const CudaContext& context, LinearArgs args, FusedStoreArgs next = {}) {
   using S = Shape<kFormat, kTokens>;
   const cuda::LinearReduction tree = cuda::LinearReductionOf(args.n, args.k);
   args.tiles_per_split = tree.tiles_per_split;
@@ -201,7 +202,7 @@ std::uint32_t MaxSplitRows(std::uint32_t n, std::uint32_t splits) {
 
 // Launches a product with unquantized weights. `args` are the kernel arguments of `params`.
 absl::Status LaunchPlain(const CudaContext& context, const LinearParams& params,
-                         const LinearArgs& args, const NextArgs& next) {
+                         const LinearArgs& args, const FusedStoreArgs& next) {
   constexpr WeightFormat kFormat = WeightFormat::kPlain;
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);
   if (args.num_rows <= 16) return LaunchTile<kFormat, 16>(context, args);
@@ -231,7 +232,7 @@ absl::Status LaunchGroups(const CudaContext& context, const GroupedArgs& args,
   return cuda::Launch(
       context, "grouped_linear", GroupedLinearKernel<kFormat, kTokens>,
       {.blocks_x = cuda::LinearTilesN(args.linear.n),
-       .blocks_y = cuda::MostGroupTiles(args.linear.num_rows, args.groups.count, kTokens),
+       .blocks_y = cuda::MaxGroupTiles(args.linear.num_rows, args.groups.count, kTokens),
        .threads = kThreads,
        .shared_bytes = Shape<kFormat, kTokens>::kSharedBytes,
        .programmatic = true},
@@ -251,7 +252,8 @@ absl::Status LaunchGrouped(const CudaContext& context, const GroupedArgs& args,
 // Launches the kernel repeatedly, each time with as many rows as fit in the workspace. This is
 // efficient for few rows, where reading the weights dominates the time.
 template <WeightFormat kFormat>
-absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args, const NextArgs& next) {
+absl::Status LaunchQuantized(const CudaContext& context, LinearArgs args,
+                             const FusedStoreArgs& next) {
   if (args.num_rows <= kFewRows) return LaunchTile<kFormat, kFewRows>(context, args, next);
   const std::uint32_t num_rows = args.num_rows;
   const std::uint32_t splits = cuda::LinearReductionOf(args.n, args.k).splits;
@@ -273,7 +275,7 @@ namespace internal {
 
 absl::Status LinearTensorCoreCuda(const CudaContext& context, const LinearParams& params) {
   QUIRE_ASSIGN_OR_RETURN(const LinearArgs args, ArgsOf(context, params));
-  NextArgs next = {};
+  FusedStoreArgs next = {};
   if (params.store != nullptr) {
     QUIRE_RETURN_IF_ERROR(CheckQkvStore(*params.store));
     next.store =

@@ -89,9 +89,9 @@ __device__ __forceinline__ Work WorkOf(const LinearArgs& args) {
 
 // Reads the scales of a thread's two features stage by stage. Loads the next scale before it is
 // needed.
-class FeatureScales {
+class FeatureScaleReader {
  public:
-  __device__ __forceinline__ FeatureScales(const Fp8Args& args, const Work& work)
+  __device__ __forceinline__ FeatureScaleReader(const Fp8Args& args, const Work& work)
       : left_(args.tiles_per_scale - work.tile_begin % args.tiles_per_scale),
         tiles_per_scale_(args.tiles_per_scale) {
     const std::uint32_t tiles_n = (args.linear.n + kLinearTileN - 1) / kLinearTileN;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
                                                       cuda::SharedSwizzle::k128B);
   const std::uint64_t first_b =
       cuda::WgmmaDescriptor(ring.tokens(0), 0, 1024, cuda::SharedSwizzle::k128B);
-  FeatureScales scales(args, work);
+  FeatureScaleReader scales(args, work);
   [[maybe_unused]] float part[kSubRanges ? kTokens / 2 : 1];
   float sums[kSums];
 #pragma unroll
@@ -192,7 +192,8 @@ __device__ __forceinline__ void Consume(const Fp8Args& args, const Ring<kTokens,
 }
 
 // Multiplies sums by the scales of their rows and stores them to y through shared memory. Only
-// consumer threads call it. All stages have been read, so the output tile can overwrite the ring.
+// consumer threads call this function. All stages have been read, so the output tile can overwrite
+// the ring.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void Store(const Fp8Args& args, std::byte* shared, const Work& work,
                                       const float (&total)[kTokens / 2]) {
@@ -314,8 +315,9 @@ bool SplitsGrid(const CudaContext& context, std::uint32_t n, std::uint32_t split
                 std::uint32_t rows) {
   if (rows <= cuda::kLinearSmallRows) return true;
   const std::uint32_t tiles = cuda::LinearTilesN(n);
-  const std::uint32_t most = cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (tiles * splits));
-  return splits > 1 && tiles * ((rows + 127) / 128) < context.num_sms && rows <= most;
+  const std::uint32_t max_rows =
+      cuda::kLinearSmallRows * (cuda::kLinearMaxPartials / (tiles * splits));
+  return splits > 1 && tiles * ((rows + 127) / 128) < context.num_sms && rows <= max_rows;
 }
 
 absl::Status LaunchRows(const CudaContext& context, Fp8Product product, bool splits_grid) {

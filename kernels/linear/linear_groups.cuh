@@ -33,8 +33,8 @@ inline RowGroups RowGroupsOf(const GroupedLinearParams& params) {
 
 // Returns an upper bound of the number of row tiles. In the worst case every group that can have
 // rows ends with a tile of one row.
-constexpr std::uint32_t MostGroupTiles(std::uint32_t rows, std::uint32_t groups,
-                                       std::uint32_t tile) {
+constexpr std::uint32_t MaxGroupTiles(std::uint32_t rows, std::uint32_t groups,
+                                      std::uint32_t tile) {
   const std::uint32_t used = rows < groups ? rows : groups;
   return (rows - used) / tile + used;
 }

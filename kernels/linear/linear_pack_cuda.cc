@@ -106,16 +106,16 @@ class TilePacker {
 
   std::span<const std::byte> scales() const { return scales_; }
 
-  struct BadZero {
+  struct InvalidZeroPoint {
     std::uint32_t row;
     float zero;
   };
   // Returns the largest supported zero point. Integers of 4 bits and their zero points must fit in
   // a bf16 (linear_codes.cuh).
-  float most_zero() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
-  // Returns the first row with a zero point outside [0, most_zero()], and this zero point.
+  float max_zero_point() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
+  // Returns the first row with a zero point outside [0, max_zero_point()], and this zero point.
   // REQUIRES: no thread is in PutTile.
-  const std::optional<BadZero>& bad_zero() const { return bad_; }
+  const std::optional<InvalidZeroPoint>& invalid_zero_point() const { return invalid_zero_point_; }
 
  private:
   std::uint32_t Bits() const { return cuda::HasFourBits(shape_.format) ? 4 : 8; }
@@ -128,9 +128,9 @@ class TilePacker {
     }
     const std::uint32_t first = cuda::LinearIndexOf(shape_.format, feature, 0);
     // Integers without zero points are stored with an offset of half their range.
-    const bool is_middle = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
-                           shape_.format != WeightFormat::kFp4E2M1;
-    const std::uint32_t offset = !is_middle ? 0 : cuda::HasFourBits(shape_.format) ? 8 : 128;
+    const bool has_offset = !shape_.has_min && shape_.format != WeightFormat::kFp8E4M3 &&
+                            shape_.format != WeightFormat::kFp4E2M1;
+    const std::uint32_t offset = !has_offset ? 0 : cuda::HasFourBits(shape_.format) ? 8 : 128;
     for (std::uint32_t k = 0; k < q.size(); ++k) {
       const std::uint32_t code = static_cast<std::uint8_t>(q[k]) + offset;
       const std::uint32_t index = first + places_[k % cuda::kLinearTileK];
@@ -158,8 +158,8 @@ class TilePacker {
     std::byte* const zeros = scales_.data() + scales.size() * padded_n_ * scale_bytes_;
     for (std::size_t g = 0; g < mins.size(); ++g) {
       const float zero = -mins[g];
-      if (!(zero >= 0 && zero <= most_zero())) {
-        NoteBadZero(static_cast<std::uint32_t>(row), zero);
+      if (!(zero >= 0 && zero <= max_zero_point())) {
+        NoteInvalidZeroPoint(static_cast<std::uint32_t>(row), zero);
         return;
       }
       zeros[g * padded_n_ + cuda::LinearZeroIndexOf(static_cast<std::uint32_t>(row))] =
@@ -167,10 +167,10 @@ class TilePacker {
     }
   }
 
-  void NoteBadZero(std::uint32_t row, float zero) {
-    const std::lock_guard lock(bad_mutex_);
-    if (bad_ && bad_->row <= row) return;
-    bad_ = BadZero{row, zero};
+  void NoteInvalidZeroPoint(std::uint32_t row, float zero) {
+    const std::lock_guard lock(invalid_zero_point_mutex_);
+    if (invalid_zero_point_ && invalid_zero_point_->row <= row) return;
+    invalid_zero_point_ = InvalidZeroPoint{row, zero};
   }
 
   const QuantizedShape shape_;
@@ -178,10 +178,10 @@ class TilePacker {
   const Source source_;
   const std::size_t padded_n_;
   const std::size_t scale_bytes_;
-  std::vector<std::byte> scales_;  // scales, then zero points
-  std::uint32_t places_[cuda::kLinearTileK];
-  std::mutex bad_mutex_;
-  std::optional<BadZero> bad_;
+  std::vector<std::byte> scales_;             // scales, then zero points
+  std::uint32_t places_[cuda::kLinearTileK];  // index in a tile of each input of feature 0
+  std::mutex invalid_zero_point_mutex_;
+  std::optional<InvalidZeroPoint> invalid_zero_point_;
 };
 
 }  // namespace
@@ -210,7 +210,7 @@ class CudaLinearPacker {
       }
       to += source.num_rows * row_bytes;
     }
-    if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Computes(plain.dtype, n, k)) {
+    if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Supports(plain.dtype, n, k)) {
       QUIRE_ASSIGN_OR_RETURN(plain.library_plans, backend.cuda()->cublaslt->Pin(n, k));
     }
     if (plain.dtype == DType::kBF16 && k % 8 == 0) {
@@ -239,11 +239,11 @@ class CudaLinearPacker {
     QUIRE_CHECK(parts.codes == tiles * row_bytes &&
                 parts.scales == static_cast<std::int64_t>(packer.scales().size()));
     auto* const to = static_cast<std::byte*>(data.data());
-    const std::int64_t most =
+    const std::int64_t tiles_per_piece =
         std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
-    std::vector<std::uint8_t> piece(static_cast<std::size_t>(most * row_bytes));
-    for (std::int64_t first = 0; first < tiles; first += most) {
-      const std::int64_t count = std::min(tiles - first, most);
+    std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * row_bytes));
+    for (std::int64_t first = 0; first < tiles; first += tiles_per_piece) {
+      const std::int64_t count = std::min(tiles - first, tiles_per_piece);
       std::fill(piece.begin(), piece.end(), std::uint8_t{0});
       const double work = static_cast<double>(row_bytes) * 4;
       backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
@@ -254,11 +254,11 @@ class CudaLinearPacker {
       QUIRE_RETURN_IF_ERROR(
           Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
     }
-    if (packer.bad_zero()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
-                       "] have zero point ", packer.bad_zero()->zero, " in row ",
-                       packer.bad_zero()->row, ", GPUs support 0 to ", packer.most_zero()));
+    if (packer.invalid_zero_point()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
+          "] have zero point ", packer.invalid_zero_point()->zero, " in row ",
+          packer.invalid_zero_point()->row, ", GPUs support 0 to ", packer.max_zero_point()));
     }
     QUIRE_RETURN_IF_ERROR(Upload(backend, scales.data(), packer.scales().data(), parts.scales));
     if (shape.has_act_order) {
@@ -329,7 +329,7 @@ absl::Status CheckRowMajor(const PackedLinear& weight, DType x) {
   if (x == DType::kBF16) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
                                                  "] has x ", DTypeName(x),
-                                                 ", row-major weights need bf16"));
+                                                 ", row-major weights require bf16 x"));
 }
 
 // True if x is permuted or quantized before the product. No weights need both.
@@ -340,7 +340,7 @@ bool RewritesRows(const PackedLinear& weight) {
 // Calls the kernel for the parameters. REQUIRES: x was permuted or quantized if necessary.
 absl::Status RunLinear(const CudaContext& context, const LinearParams& params) {
   const PackedLinear& weight = *params.weight;
-  if (!OnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);
+  if (!RunsOnTensorCores(weight, params.x.dtype())) return LinearScalarCuda(context, params);
   if (weight.library_plans() != nullptr && params.bias == nullptr &&
       (params.y.dtype() == DType::kF32 || params.residual == nullptr)) {
     if (context.kernels->loads_only()) return absl::OkStatus();
@@ -350,7 +350,7 @@ absl::Status RunLinear(const CudaContext& context, const LinearParams& params) {
 }
 
 absl::Status RunGroupedLinear(const CudaContext& context, const GroupedLinearParams& params) {
-  if (!OnTensorCores(*params.weights.first, params.x.dtype())) {
+  if (!RunsOnTensorCores(*params.weights.first, params.x.dtype())) {
     return GroupedLinearScalarCuda(context, params);
   }
   return GroupedLinearTensorCoreCuda(context, params);
@@ -368,10 +368,10 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   }
   if (!RewritesRows(weight)) return RunLinear(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
-  const std::uint32_t most = cuda::LinearPermutedRowsPerPass(weight.k(), x);
+  const std::uint32_t rows_per_pass = cuda::LinearPermutedRowsPerPass(weight.k(), x);
   LinearParams rows = params;
-  for (std::uint32_t first = 0; first < params.num_rows; first += most) {
-    rows.num_rows = std::min(params.num_rows - first, most);
+  for (std::uint32_t first = 0; first < params.num_rows; first += rows_per_pass) {
+    rows.num_rows = std::min(params.num_rows - first, rows_per_pass);
     rows.x = params.x + first * params.x_stride;
     rows.x_stride = params.x_stride;
     QUIRE_RETURN_IF_ERROR(weight.quantizes_activations()
@@ -403,10 +403,10 @@ absl::Status GroupedLinearCuda(const CudaContext& context, const GroupedLinearPa
   }
   if (!RewritesRows(weight)) return RunGroupedLinear(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
-  const std::uint32_t most = cuda::LinearPermutedRowsPerPass(weight.k(), x);
+  const std::uint32_t rows_per_pass = cuda::LinearPermutedRowsPerPass(weight.k(), x);
   GroupedLinearParams rows = params;
-  for (std::uint32_t first = 0; first < params.num_rows; first += most) {
-    rows.num_rows = std::min(params.num_rows - first, most);
+  for (std::uint32_t first = 0; first < params.num_rows; first += rows_per_pass) {
+    rows.num_rows = std::min(params.num_rows - first, rows_per_pass);
     rows.first_row = params.first_row + first;
     rows.x = params.rows == nullptr ? params.x + first * params.x_stride : params.x;
     rows.rows = params.rows == nullptr ? nullptr : params.rows + first;

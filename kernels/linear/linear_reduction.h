@@ -109,12 +109,12 @@ constexpr Fp8RowsWorkspace Fp8RowsWorkspaceOf(std::uint32_t k, bool has_partials
 }
 static_assert(kLinearCounterBytes % 256 == 0 && kLinearPermutedOffset % 256 == 0);
 static_assert(Fp8RowsWorkspaceOf(kLinearMaxPermutedInputs, true).rows > 0);
-// Returns the number of rows per launch if `rows` are divided into equal launches of at most `most`
-// rows. It is a multiple of 128 if possible.
-constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t most) {
-  if (rows <= most) return rows;
-  if (most < 128) return most;
-  const std::uint32_t launches = (rows + most / 128 * 128 - 1) / (most / 128 * 128);
+// Returns the number of rows per launch if `rows` are divided into equal launches of at most
+// `limit` rows. The result is a multiple of 128 if possible.
+constexpr std::uint32_t RowsPerLaunch(std::uint32_t rows, std::uint32_t limit) {
+  if (rows <= limit) return rows;
+  if (limit < 128) return limit;
+  const std::uint32_t launches = (rows + limit / 128 * 128 - 1) / (limit / 128 * 128);
   return (rows + launches * 128 - 1) / (launches * 128) * 128;
 }
 

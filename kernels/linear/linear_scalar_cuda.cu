@@ -43,7 +43,7 @@ __device__ __forceinline__ float ScaleAt(const CodedWeights& w, std::int64_t at)
   return w.scale_dtype == DType::kBF16 ? cuda::UnpackBF16(bits).x : cuda::UnpackF16(bits).x;
 }
 
-// Converts e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+// Converts an e2m1 value: 0, 0.5, 1, 1.5, 2, 3, 4, 6 or a negative of these.
 __device__ __forceinline__ float E2M1ToFloat(std::uint32_t code) {
   const std::uint32_t exponent = (code >> 1) & 3;
   const std::uint32_t halves = exponent == 0 ? (code & 1) : ((2 | (code & 1)) << (exponent - 1));
@@ -253,7 +253,7 @@ absl::Status LaunchScalar(const CudaContext& context, const LinearParams& params
   return cuda::Launch(
       context, grouped ? "grouped_linear_scalar" : "linear_scalar", LinearScalarKernel<X, W>,
       {.blocks_x = (weight.n() + kTile - 1) / kTile,
-       .blocks_y = grouped ? cuda::MostGroupTiles(params.num_rows, groups.count, kTile)
+       .blocks_y = grouped ? cuda::MaxGroupTiles(params.num_rows, groups.count, kTile)
                            : (params.num_rows + kTile - 1) / kTile,
        .threads = kThreads,
        .shared_bytes = 2 * kTile * kPitch * sizeof(float),

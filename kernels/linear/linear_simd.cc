@@ -122,7 +122,7 @@ struct ReadE4M3 {
   static constexpr bool kScaled = true;
   static constexpr std::size_t kInputs = 4;
   static constexpr std::size_t kUnit = kInputs * kPanel;
-  static constexpr float kAfter = 0x1p120f / internal::kFp8InputScale;
+  static constexpr float kSumFactor = 0x1p120f / internal::kFp8InputScale;
   template <std::size_t kInput>
   static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
     const VU codes = hn::Load(DU(), reinterpret_cast<const std::uint32_t*>(unit) + lane);
@@ -155,12 +155,13 @@ HWY_INLINE void Fetch(const typename Read::Unit* unit) {
 }
 
 // Multiplies `count` inputs of R rows of x by P panels, and by `scales` for scaled weights. Writes
-// the result to totals[R][P * 16] if `first`, otherwise adds it. `scales` are [16] per panel,
-// scale_stride apart. `next` is the memory to prefetch, which this tile reads next; null: none.
+// the result to totals[R][P * 16] if `is_first` is true, otherwise adds it. `scales` are [16] per
+// panel, scale_stride apart. `next` is the memory to prefetch, which this tile reads next; null:
+// none.
 template <class Read, std::size_t R, std::size_t P>
 HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
                         const typename Read::Unit* HWY_RESTRICT w, std::size_t panel_stride,
-                        std::size_t count, bool first, const typename Read::Unit* next,
+                        std::size_t count, bool is_first, const typename Read::Unit* next,
                         const float* HWY_RESTRICT scales, std::size_t scale_stride,
                         float* HWY_RESTRICT totals) {
   constexpr std::size_t kColumns = P * kRegisters;
@@ -206,13 +207,13 @@ HWY_INLINE void AddPart(const float* HWY_RESTRICT x, std::int64_t x_stride,
       float* const total = totals + (r * kColumns + c) * kLanes;
       const VF sum = Read::Sort(acc[r][c]);
       if constexpr (Read::kScaled) {
-        const VF whole = hn::Mul(sum, hn::Set(d, Read::kAfter));
+        const VF whole = hn::Mul(sum, hn::Set(d, Read::kSumFactor));
         const VF scale =
             hn::Load(d, scales + c / kRegisters * scale_stride + c % kRegisters * kLanes);
-        hn::Store(first ? hn::Mul(whole, scale) : hn::MulAdd(whole, scale, hn::Load(d, total)), d,
-                  total);
+        hn::Store(is_first ? hn::Mul(whole, scale) : hn::MulAdd(whole, scale, hn::Load(d, total)),
+                  d, total);
       } else {
-        hn::Store(first ? sum : hn::Add(hn::Load(d, total), sum), d, total);
+        hn::Store(is_first ? sum : hn::Add(hn::Load(d, total), sum), d, total);
       }
     }
   }
@@ -255,8 +256,8 @@ struct Weights {
 
 // Computes R rows and P panels over all of K, starting with row `row` and panel `panel`.
 template <class Read, std::size_t R, std::size_t P>
-HWY_INLINE void Tile(const LinearParams& params, const Weights& weights, std::int64_t row,
-                     std::int64_t panel) {
+HWY_INLINE void ComputeTile(const LinearParams& params, const Weights& weights, std::int64_t row,
+                            std::int64_t panel) {
   const PackedLinear& weight = *params.weight;
   const std::size_t k = weight.k();
   const std::size_t panel_stride = (k + Read::kInputs - 1) / Read::kInputs * Read::kUnit;
@@ -301,12 +302,12 @@ HWY_INLINE void Tile(const LinearParams& params, const Weights& weights, std::in
 }
 
 template <class Read, std::size_t R, std::size_t P>
-HWY_INLINE void RowBlock(const LinearParams& params, const Weights& weights, std::int64_t row,
-                         std::int64_t begin, std::int64_t end) {
+HWY_INLINE void ComputeRowBlock(const LinearParams& params, const Weights& weights,
+                                std::int64_t row, std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kStep = P;
   std::int64_t panel = begin;
-  for (; panel + kStep <= end; panel += kStep) Tile<Read, R, P>(params, weights, row, panel);
-  for (; panel < end; ++panel) Tile<Read, R, 1>(params, weights, row, panel);
+  for (; panel + kStep <= end; panel += kStep) ComputeTile<Read, R, P>(params, weights, row, panel);
+  for (; panel < end; ++panel) ComputeTile<Read, R, 1>(params, weights, row, panel);
 }
 
 // Number of rows of the largest tile, and numbers of panels of tiles with 8, 4, 2 and 1 rows.
@@ -317,8 +318,8 @@ constexpr std::size_t kPanels2 = kRegisters == 1 ? 4 : kRegisters == 2 ? 2 : 1;
 constexpr std::size_t kPanels1 = kRegisters == 4 ? 2 : kRegisters > 4 ? 1 : 4;
 
 template <class Read>
-void Panels(const LinearParams& params, const Weights& weights, std::int64_t panel_begin,
-            std::int64_t panel_end) {
+void ComputePanels(const LinearParams& params, const Weights& weights, std::int64_t panel_begin,
+                   std::int64_t panel_end) {
   const std::int64_t rows = params.num_rows;
   const std::int64_t group =
       static_cast<std::int64_t>(rows >= 8 ? std::max(kPanels8, kPanels4) : kPanels1);
@@ -327,14 +328,15 @@ void Panels(const LinearParams& params, const Weights& weights, std::int64_t pan
     std::int64_t row = 0;
     if constexpr (kTileRows >= 8) {
       for (; row + 8 <= rows; row += 8)
-        RowBlock<Read, 8, kPanels8>(params, weights, row, begin, end);
+        ComputeRowBlock<Read, 8, kPanels8>(params, weights, row, begin, end);
     }
     if constexpr (kTileRows >= 4) {
       for (; row + 4 <= rows; row += 4)
-        RowBlock<Read, 4, kPanels4>(params, weights, row, begin, end);
+        ComputeRowBlock<Read, 4, kPanels4>(params, weights, row, begin, end);
     }
-    for (; row + 2 <= rows; row += 2) RowBlock<Read, 2, kPanels2>(params, weights, row, begin, end);
-    for (; row < rows; ++row) RowBlock<Read, 1, kPanels1>(params, weights, row, begin, end);
+    for (; row + 2 <= rows; row += 2)
+      ComputeRowBlock<Read, 2, kPanels2>(params, weights, row, begin, end);
+    for (; row < rows; ++row) ComputeRowBlock<Read, 1, kPanels1>(params, weights, row, begin, end);
   }
 }
 
@@ -343,15 +345,15 @@ void LinearPanels(const LinearParams& params, std::int64_t panel_begin, std::int
   const PackedLinear& weight = *params.weight;
   const Weights weights = {weight.data(), 0};
   if (panels != nullptr) {
-    Panels<ReadF32>(params, {panels, panel_begin}, panel_begin, panel_end);
+    ComputePanels<ReadF32>(params, {panels, panel_begin}, panel_begin, panel_end);
   } else if (weight.format() == WeightFormat::kFp8E4M3) {
-    Panels<ReadE4M3>(params, weights, panel_begin, panel_end);
+    ComputePanels<ReadE4M3>(params, weights, panel_begin, panel_end);
   } else if (weight.dtype() == DType::kF32) {
-    Panels<ReadF32>(params, weights, panel_begin, panel_end);
+    ComputePanels<ReadF32>(params, weights, panel_begin, panel_end);
   } else if (weight.dtype() == DType::kBF16) {
-    Panels<ReadBF16>(params, weights, panel_begin, panel_end);
+    ComputePanels<ReadBF16>(params, weights, panel_begin, panel_end);
   } else {
-    Panels<ReadF16>(params, weights, panel_begin, panel_end);
+    ComputePanels<ReadF16>(params, weights, panel_begin, panel_end);
   }
 }
 

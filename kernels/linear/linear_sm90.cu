@@ -1,8 +1,8 @@
 // Linear on compute capability 9.0, bf16 by bf16, with TMA copies and wgmma. See README.md,
 // "Hopper".
 //
-// Weights are the row operand and tokens the column operand, as in the portable tile. The order of
-// sums is also that of the portable tile (linear_reduction.h), so the bits are the same.
+// Weights are operand A and tokens are operand B, as in the portable tile. The order of sums is
+// also that of the portable tile (linear_reduction.h), so the bits are the same.
 //
 // A block computes 128 features x kTokens rows over all of K. A producer warp fills a ring of
 // stages of 64 inputs. Each stage has one barrier for its weights and tokens. Two consumer
@@ -81,7 +81,7 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
   float sums[kSums];
   [[maybe_unused]] float total[kPromote ? kSums : 1];
   cuda::PipelineCursor<R::kStages> cursor;
-  std::uint32_t before = 0;  // index of the previous stage
+  std::uint32_t previous_stage = 0;
   std::uint32_t tile = 0;
   while (tile < work.tile_end) {
     const bool is_first = tile == 0;
@@ -106,13 +106,13 @@ __device__ __forceinline__ void Consume(const LinearArgs& args, const Ring<kToke
       cuda::WgmmaWait<1>();
       // At most the wgmmas of this stage are pending now, so the wgmmas of the previous stage have
       // completed.
-      if (tile != begin) Release(ring, before);
-      before = cursor.stage;
+      if (tile != begin) Release(ring, previous_stage);
+      previous_stage = cursor.stage;
       cursor.Advance();
     }
     cuda::WgmmaWait<0>();
     cuda::WgmmaPin(sums);
-    Release(ring, before);
+    Release(ring, previous_stage);
     if constexpr (kPromote) {
 #pragma unroll
       for (std::uint32_t i = 0; i < kSums; ++i) {
@@ -208,7 +208,8 @@ absl::StatusOr<WeightMap> MapWeightsSm90(const CudaContext& context,
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch,
                                                           context.stream->device().ordinal),
                                    "cudaDevAttrClusterLaunch"));
-  if (has_clusters == 0) return absl::FailedPreconditionError("the device has no clusters");
+  if (has_clusters == 0)
+    return absl::FailedPreconditionError("the device does not support thread block clusters");
   const std::int64_t stride = weight.dtype == DType::kBF16
                                   ? std::int64_t{weight.k}
                                   : std::int64_t{cuda::LinearTilesK(weight.k)} * kLinearTileK;

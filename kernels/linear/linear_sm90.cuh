@@ -98,8 +98,8 @@ __device__ __forceinline__ Work PairWork(const LinearArgs& args, std::uint32_t t
   return work;
 }
 
-// Copies all stages of a block. One thread calls it. A stage has 128 bytes per row, which are
-// kInputs inputs.
+// Copies all stages of a block. One thread calls this function. A stage has 128 bytes per row,
+// which are kInputs inputs.
 template <std::uint32_t kInputs, std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMap* weights,
                                         const CUtensorMap* tokens,
@@ -146,15 +146,15 @@ __device__ __forceinline__ void Produce(const LinearArgs& args, const CUtensorMa
   }
 }
 
-// Initializes the barriers of a block. One thread calls it.
+// Initializes the barriers of a block. One thread calls this function.
 template <typename R>
 __device__ __forceinline__ void InitBarriers(const R& ring, std::uint32_t blocks) {
   ring.barriers()->Init(1, blocks * kConsumerWarps);
   cuda::BarrierInitFence();
 }
 
-// Releases a stage to the producers of all blocks of the cluster. Every consumer warp calls it
-// after the stage's wgmmas have completed.
+// Releases a stage to the producers of all blocks of the cluster. Every consumer warp calls this
+// function after the stage's wgmmas have completed.
 template <std::uint32_t kTokens, std::uint32_t kBlocks>
 __device__ __forceinline__ void Release(const Ring<kTokens, kBlocks>& ring, std::uint32_t stage) {
   if (cuda::Lane() != 0) return;

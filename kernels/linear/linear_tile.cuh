@@ -3,8 +3,8 @@
 // A tile of Linear on tensor cores, for any number of rows and weights of 16, 8 and 4 bits. The
 // kernels of Linear, GroupedLinear and HeadLinear share it.
 //
-// Weights are the row operand of the MMA and tokens the column operand. A batch of one row then
-// wastes seven columns instead of fifteen, and every batch has the same reduction order
+// Weights are operand A of the MMA and tokens are operand B. A batch of one row then wastes seven
+// columns of B instead of fifteen rows of A, and every batch has the same reduction order
 // (linear_reduction.h).
 //
 // A block of 8 warps computes 128 features x kTokens rows. cp.async fills a ring of stages of 64
@@ -164,13 +164,14 @@ __device__ __forceinline__ std::uint32_t Swizzled(std::uint32_t row, std::uint32
 // Copies rows of a bf16 matrix, one K tile after the other, with zeros beyond the matrix. The
 // constructor computes the addresses that this thread reads.
 template <std::uint32_t kRows, std::uint32_t kGapAt>
-class RowTiles {
+class RowTileCopier {
  public:
   // Copies rows [first, rows), starting with K tile `tile`. Skips `gap` elements before row kGapAt
   // of a tile.
-  __device__ __forceinline__ RowTiles(const BF16* from, std::int64_t stride, std::uint32_t first,
-                                      std::uint32_t rows, std::uint32_t tile, std::uint32_t k,
-                                      std::int64_t gap = 0)
+  __device__ __forceinline__ RowTileCopier(const BF16* from, std::int64_t stride,
+                                           std::uint32_t first, std::uint32_t rows,
+                                           std::uint32_t tile, std::uint32_t k,
+                                           std::int64_t gap = 0)
       : from_(from),
         stride_(stride),
         gap_(gap),
@@ -225,10 +226,10 @@ class RowTiles {
 
 // Copies quantized weights, one K tile after the other.
 template <std::uint32_t kBytes>
-class CodeTiles {
+class CodeTileCopier {
  public:
   // `from` points to this warp's block of 16 features in the first tile.
-  __device__ __forceinline__ explicit CodeTiles(const std::byte* from)
+  __device__ __forceinline__ explicit CodeTileCopier(const std::byte* from)
       : source_(from + cuda::Lane() * kChunk) {}
 
   __device__ __forceinline__ void CopyNext(std::byte* to) {
@@ -278,13 +279,13 @@ __device__ __forceinline__ void CopyScales(std::byte* to, const LinearArgs& args
 
 // Copies weights, one K tile after the other. `tile` is the index of the K tile in the matrix.
 template <WeightFormat kFormat, std::uint32_t kTokens>
-class WeightTiles {
+class WeightTileCopier {
   using S = Shape<kFormat, kTokens>;
-  using Tiles =
-      std::conditional_t<S::kPlain, RowTiles<kLinearTileN, kHalfTile>, CodeTiles<S::kWeightBytes>>;
+  using Tiles = std::conditional_t<S::kPlain, RowTileCopier<kLinearTileN, kHalfTile>,
+                                   CodeTileCopier<S::kWeightBytes>>;
 
  public:
-  __device__ __forceinline__ WeightTiles(const LinearArgs& args, const Work& work)
+  __device__ __forceinline__ WeightTileCopier(const LinearArgs& args, const Work& work)
       : tiles_(First(args, work)) {}
 
   __device__ __forceinline__ void CopyNext(std::byte* stage, const LinearArgs& args,
@@ -443,9 +444,9 @@ __device__ __forceinline__ void MultiplyTile(typename Shape<kFormat, kTokens>::S
 }
 
 // Adds the sums of all sub-ranges of this output tile in index order, in the block that finishes
-// last. Returns false in the other blocks. sum_of(v) returns a reference to sum v of the
-// kValues sums of a thread. All threads of the block must call it, but only the first kThreads of
-// them have sums. `flag` is in shared memory.
+// last. Returns false in the other blocks. sum_of(v) returns a reference to sum v of the kValues
+// sums of a thread. All threads of the block must call this function, but only the first kThreads
+// of them have sums. `flag` is in shared memory.
 template <std::uint32_t kValues, typename SumOf>
 __device__ __forceinline__ bool AddPartials(const SumOf& sum_of, bool has_sums,
                                             const LinearArgs& args, const Work& work,
@@ -586,8 +587,8 @@ __device__ __forceinline__ bool HasWideRows(const LinearArgs& args) {
 }
 
 // Stores a tile of sums as rows of y. The tile is in shared memory, so that y, bias and residual
-// are accessed in whole cache lines. The first kThreads threads of a block call it. REQUIRES:
-// work.m0 < args.num_rows.
+// are accessed in whole cache lines. The first kThreads threads of a block call this function.
+// REQUIRES: work.m0 < args.num_rows.
 template <std::uint32_t kTokens>
 __device__ __forceinline__ void StoreRows(const float* tile, const LinearArgs& args,
                                           const Work& work) {
@@ -645,15 +646,15 @@ __device__ __forceinline__ bool Multiply(const LinearArgs& args, const Work& wor
   using S = Shape<kFormat, kTokens>;
   std::byte* const shared = cuda::SharedMemory();
   const std::uint32_t warp = cuda::Warp();
-  WeightTiles<kFormat, kTokens> weights(args, work);
+  WeightTileCopier<kFormat, kTokens> weights(args, work);
 #pragma unroll
   for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
     const std::uint32_t tile = work.tile_begin + i;
     if (tile < work.tile_end) weights.CopyNext(shared + i * S::kStageBytes, args, work, tile);
   }
   cuda::DependencyWait();
-  RowTiles<kTokens, kRowTilePass> tokens(args.x, args.x_stride, work.m0, args.num_rows,
-                                         work.tile_begin, args.k);
+  RowTileCopier<kTokens, kRowTilePass> tokens(args.x, args.x_stride, work.m0, args.num_rows,
+                                              work.tile_begin, args.k);
   if constexpr (!std::is_same_v<RowOf, SameRow>) tokens.Rename(work.m0, row_of);
 #pragma unroll
   for (std::uint32_t i = 0; i < S::kStages - 1; ++i) {
@@ -728,9 +729,10 @@ inline absl::StatusOr<LinearArgs> ArgsOf(const PackedLinear& weight, ConstFloatP
                                          std::int64_t x_stride, std::uint32_t num_rows) {
   const auto at = reinterpret_cast<std::uintptr_t>(x.data());
   if (at % kChunk != 0 || (x_stride % 8 != 0 && num_rows > 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "linear [", weight.n(), ", ", weight.k(), "] has x at byte ", at % kChunk,
-        " of 16 with rows ", x_stride, " elements apart, rows must be 16-byte aligned"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("linear [", weight.n(), ", ", weight.k(), "] has x ", at % kChunk,
+                     " bytes after a multiple of 16 with rows ", x_stride,
+                     " elements apart, rows must be 16-byte aligned"));
   }
   const bool by_group = weight.format() != WeightFormat::kPlain &&
                         (weight.group() != weight.k() || weight.dtype() != DType::kF32);

@@ -190,7 +190,7 @@ bool MakeScalesNormal(const QuantizedShape& shape, Scratch& scratch) {
   return true;
 }
 
-// Packs a panel row by row. Returns false if it has a scale that the kernels do not support.
+// Packs a panel row by row. Returns false if the panel has a scale that the kernels do not support.
 bool PackPanel(const QuantizedShape& shape, std::int64_t panel,
                absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
                Scratch& scratch, const PackedLinear& packed) {
@@ -454,9 +454,10 @@ struct RowsLayout {
 // Returns the layout of the scratch memory of `num_rows` quantized rows: q, scales, sums, then the
 // permuted x.
 RowsLayout LayoutOf(std::int64_t num_rows, std::int64_t k, std::int64_t group, bool has_act_order) {
-  const std::int64_t wide = std::max<std::int64_t>(group, 32);
+  const std::int64_t activation_group = std::max<std::int64_t>(group, 32);
   const std::int64_t q = Padded(num_rows * ((k + 3) / 4 * 4));
-  const std::int64_t scales = q + Padded(num_rows * ((k + wide - 1) / wide) * 4);
+  const std::int64_t scales =
+      q + Padded(num_rows * ((k + activation_group - 1) / activation_group) * 4);
   const std::int64_t sums = scales + Padded(num_rows * (k / group) * 4);
   return {q, scales, sums, sums + (has_act_order ? num_rows * k * 4 : 0)};
 }
@@ -595,21 +596,22 @@ void LinearQuantized(const Backend& backend, const LinearParams& params,
   std::byte* const scratch = backend.op_workspace().Reserve(static_cast<std::size_t>(layout.bytes));
   args.x = RowsAt(scratch, layout);
   auto* const ordered = reinterpret_cast<float*>(scratch + layout.sums);
-  const RowQuantization how = {args.k, args.group, args.is_int4};
+  const RowQuantization quantization = {args.k, args.group, args.is_int4};
   std::atomic<bool> has_nan = false;
   // Rows are quantized in blocks of eight (IntRows).
-  backend.ParallelFor(
-      (rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_act_order ? 0.8 : 0.3),
-      [&](std::int64_t begin, std::int64_t end, int) {
-        const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
-        const std::uint32_t last = std::min(rows, static_cast<std::uint32_t>(end) * 8);
-        if (has_act_order) PermuteRows(params, first, last, ordered);
-        kernels.quantize(has_act_order ? ordered : params.x.f32(),
-                         has_act_order ? args.k : params.x_stride, how, rows, first, last, args.x);
-        if (args.is_int4 && HasNan(args, first, last)) {
-          has_nan.store(true, std::memory_order_relaxed);
-        }
-      });
+  backend.ParallelFor((rows + 7) / 8, static_cast<double>(args.k) * 8 * (has_act_order ? 0.8 : 0.3),
+                      [&](std::int64_t begin, std::int64_t end, int) {
+                        const std::uint32_t first = static_cast<std::uint32_t>(begin) * 8;
+                        const std::uint32_t last =
+                            std::min(rows, static_cast<std::uint32_t>(end) * 8);
+                        if (has_act_order) PermuteRows(params, first, last, ordered);
+                        kernels.quantize(has_act_order ? ordered : params.x.f32(),
+                                         has_act_order ? args.k : params.x_stride, quantization,
+                                         rows, first, last, args.x);
+                        if (args.is_int4 && HasNan(args, first, last)) {
+                          has_nan.store(true, std::memory_order_relaxed);
+                        }
+                      });
   backend.ParallelFor(
       params.weight->num_panels(), work,
       [&](std::int64_t begin, std::int64_t end, int) { kernels.linear(args, begin, end); },

@@ -28,8 +28,8 @@ namespace quire::kernels {
 // a multiple of 64, and its last group may be short. kFp4E2M1 has groups of 32. Activations are
 // quantized only for kFp8E4M3 with k <= 65536.
 absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape);
-// True if the fp8 kernel of compute capability 9.0 supports the shape. It also needs a tensor map
-// of the matrix, which the driver may fail to create.
+// True if the fp8 kernel of compute capability 9.0 supports the shape. The kernel also needs a
+// tensor map of the matrix, which the driver may fail to create.
 bool SupportsFp8Product(const QuantizedShape& shape);
 // Returns the bytes that PackQuantizedRows allocates. REQUIRES: CheckQuantizedShape accepts the
 // shape.
@@ -43,7 +43,8 @@ struct CudaQuantizedParts {
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
 // Returns the sum of all arrays of CudaQuantizedPartsOf.
 std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
-// Returns the bytes of a WeightMemory that these arrays use, padding included.
+// Returns the bytes of a WeightMemory that the arrays of CudaQuantizedPartsOf use, padding
+// included.
 std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape);
 
 // Packs a matrix row by row. `source` fills a row, and is called once for each row in [0, n), from

@@ -104,7 +104,7 @@ namespace internal {
 bool CanFuseRoute(const RouteParams& params) {
   const PackedLinear& weight = *params.weight;
   return params.choice.num_rows > 0 && params.choice.num_rows <= kMaxRouteRows &&
-         weight.format() == kFormat && OnTensorCores(weight, params.x.dtype()) &&
+         weight.format() == kFormat && RunsOnTensorCores(weight, params.x.dtype()) &&
          weight.library_plans() == nullptr && params.x_stride >= std::int64_t{weight.k()} &&
          weight.n() == params.choice.num_experts &&
          ChoiceBytes(params.choice) <= Tile::kSharedBytes - cuda::kSharedAlignment;

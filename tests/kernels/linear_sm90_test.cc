@@ -202,7 +202,7 @@ TEST(LinearSm90Test, UsesThePortableKernelWithoutMapsOrClusters) {
   std::ifstream lines(path);
   std::string line, more;
   EXPECT_TRUE(std::getline(lines, line));
-  EXPECT_NE(line.find("products run in the portable kernel"), line.npos) << line;
+  EXPECT_NE(line.find("matrix products use the portable kernel"), line.npos) << line;
   EXPECT_FALSE(std::getline(lines, more)) << more;
 }
 

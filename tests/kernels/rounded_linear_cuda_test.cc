@@ -328,7 +328,7 @@ TEST(LinearFp8Sm90Test, SupportsBF16Only) {
                                          .y_stride = 8,
                                          .num_rows = 1})
                               .message()),
-              testing::HasSubstr("x f32, row-major weights need bf16"));
+              testing::HasSubstr("x f32, row-major weights require bf16 x"));
 }
 
 // Magnitudes at which the row scale changes: bf16 subnormals, the smallest scale and the next one,

@@ -10,7 +10,7 @@
 
 namespace quire::kernels::cuda {
 
-// Located in shared memory.
+// A barrier in shared memory.
 struct alignas(8) Barrier {
   std::uint64_t state;
 };

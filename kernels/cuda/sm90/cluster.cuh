@@ -14,9 +14,9 @@
 
 namespace quire::kernels::cuda {
 
-// Synchronizes all threads of the cluster. Makes barriers that were initialized before a
-// BarrierInitFence visible to other blocks, but no other writes. Publishing all writes would wait
-// for device memory.
+// Synchronizes all threads of the cluster. Other blocks then see barriers that were initialized
+// before a BarrierInitFence, but no other writes. Publishing all writes would wait for device
+// memory.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -7,8 +7,8 @@
 // + 8 (PTX ISA, "wgmma.mma_async m64nNk16 register fragments"). If operand A is in registers, each
 // warp has the A layout of mma.m16n8k16.
 //
-// Required sequence: WgmmaPin, WgmmaFence, products, WgmmaCommit, WgmmaWait, WgmmaPin. Between the
-// two pins nothing else may access the accumulators and the registers of A.
+// Required sequence: WgmmaPin, WgmmaFence, WgmmaShared or a variant, WgmmaCommit, WgmmaWait,
+// WgmmaPin. Between the two pins nothing else may access the accumulators and the registers of A.
 
 #include <cuda_runtime.h>
 
