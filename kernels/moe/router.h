@@ -41,16 +41,17 @@ struct RouterParams {
 };
 
 // Computes for each row, in f32, score[e] and choice[e] = score[e] + choice_bias[e] of each expert.
-// Experts of groups that are not kept are excluded. experts[m] are the top_k experts with the
-// largest choice, best first. weights[m] are the scores of these experts. They are renormalized if
-// requested, then multiplied by weight_scale and by the expert_scale of the expert.
-// Ties between experts or groups go to the lower number. Sums over experts or selected experts are
-// in ascending index order. On a GPU, sums over all experts have the order of router_choice.cuh.
-// exp is ExactExp. Even if logits contain NaN, no expert is selected twice.
+// Experts of groups that are not kept are excluded. experts[m] are the top_k experts e with the
+// largest choice[e], best first. weights[m] are the scores of these experts. They are renormalized
+// if requested, then multiplied by weight_scale and by the expert_scale of the expert. Ties between
+// experts or groups go to the lower number. Sums over experts or selected experts are in ascending
+// index order. On a GPU, sums over all experts have the order of router_choice.cuh. exp is
+// ExactExp. Even if logits contain NaN, no expert is selected twice.
 //
 // Returns INVALID_ARGUMENT if the stride is less than a row, there are no experts, or `groups` does
-// not divide num_experts. Also returns it if top_k or groups_kept is 0 or too large, if kTop2Sum
-// has groups of one expert, or if the experts do not fit in a GPU's shared memory (about 1500).
+// not divide num_experts. Returns INVALID_ARGUMENT if top_k or groups_kept is 0 or too large, if
+// kTop2Sum has groups of one expert, or if the experts do not fit in a GPU's shared memory (about
+// 1500).
 //
 // The order of operations is that of modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.

@@ -130,7 +130,7 @@ __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* ch
   cuda::SyncWarp();
 }
 
-// Converts the scores of the selected experts to weights. One lane calls it.
+// Converts the scores of the selected experts to weights. One lane calls this function.
 __device__ __forceinline__ void Weigh(const RouterParams& params, const std::uint32_t* experts,
                                       float* weights) {
   const std::uint32_t count = params.top_k;
@@ -160,8 +160,8 @@ __device__ __forceinline__ void Weigh(const RouterParams& params, const std::uin
   }
 }
 
-// Selects experts and weights of row `row`. One warp calls it. `scratch` is shared memory for
-// WarpFloats floats.
+// Selects experts and weights of row `row`. One warp calls this function. `scratch` is shared
+// memory for WarpFloats floats.
 __device__ __forceinline__ void ChooseExperts(const RouterParams& params, std::uint32_t row,
                                               float* scratch) {
   float* const scores = scratch;

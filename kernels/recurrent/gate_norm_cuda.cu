@@ -1,8 +1,8 @@
-// A warp computes one group of a row. If the group has more than 1024 columns, a block does. Thread
-// l of L threads processes columns l, l + L, ... and adds their squares in that order. Each warp
-// then adds the sums of its lanes by a butterfly, and the sums of a block's warps are added in
-// order. The second pass reads the group again, from the cache. GateOrder::kSigmoid has no norm, so
-// only the second pass runs.
+// A warp computes one group of a row. A block computes a group of more than 1024 columns. Thread l
+// of L threads processes columns l, l + L, ... and adds their squares in that order. Each warp then
+// adds the sums of its lanes by a butterfly, and the sums of a block's warps are added in order.
+// The second pass reads the group again, from the cache. GateOrder::kSigmoid has no norm, so only
+// the second pass runs.
 //
 // The kernel is bound by memory. Bytes per element: 8 in and 4 out for f32, half of that for bf16.
 

@@ -210,18 +210,18 @@ __global__ void __launch_bounds__(kThreads, 4) StateScanKernel(const StateScanPa
   float* out = params.out +
                (std::int64_t{row.first} * params.heads + block.head) * params.value_size + column;
   for (std::uint32_t begin = 0; begin < row.tokens; begin += kTile) {
-    const std::uint32_t now = begin / kTile % 2;
+    const std::uint32_t current = begin / kTile % 2;
     if (begin + kTile < row.tokens) {
       block.first += kTile;
-      CopyTile(params, block, count(begin + kTile), &tiles[1 - now]);
+      CopyTile(params, block, count(begin + kTile), &tiles[1 - current]);
     }
     cuda::CpAsyncCommit();
     cuda::CpAsyncWait<1>();
     cuda::SyncBlock();
     const std::uint32_t tokens = count(begin);
     for (std::uint32_t t = 0; t < tokens; ++t) {
-      const float v = tiles[now].v[t][local];
-      float y = Step(tiles[now], t, params.delta, params.decays_channels, v, s);
+      const float v = tiles[current].v[t][local];
+      float y = Step(tiles[current], t, params.delta, params.decays_channels, v, s);
       if (params.skip != nullptr) y = cuda::Fma(skip, v, y);
       if (writes) *out = y;
       out += std::int64_t{params.heads} * params.value_size;

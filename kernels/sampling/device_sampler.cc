@@ -53,7 +53,7 @@ ListSizes Sum(const ListSizes& a, const ListSizes& b) {
 }
 
 // The input of a call in pinned memory.
-struct Staged {
+struct StagedInput {
   std::byte* begin;
   DeviceRow* rows;
   SamplerState* states;  // zero, so that copying the input also clears them on the device
@@ -191,10 +191,10 @@ struct DeviceSampler::State {
   }
   const std::uint8_t* text_table() const { return has_text.empty() ? nullptr : has_text.data(); }
 
-  Staged Reserve(std::size_t num_rows, const ListSizes& sizes, int slot);
+  StagedInput Reserve(std::size_t num_rows, const ListSizes& sizes, int slot);
   void StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
-                   const Staged& staged) const;
-  absl::Status Enqueue(const Staged& staged, std::span<DeviceRow> rows, const ListSizes& sizes,
+                   const StagedInput& staged) const;
+  absl::Status Enqueue(const StagedInput& staged, std::span<DeviceRow> rows, const ListSizes& sizes,
                        int slot);
   absl::Status EnqueueGroup(std::span<const DeviceRow> rows,
                             const internal::SamplerArgs& args) const;
@@ -263,9 +263,9 @@ absl::Status DeviceSampler::State::FreeLists(Slot* slot) const {
   return absl::OkStatus();
 }
 
-Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& sizes, int slot) {
+StagedInput DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& sizes, int slot) {
   Slot& slot_data = slots[static_cast<std::size_t>(slot)];
-  Staged staged{};
+  StagedInput staged{};
   staged.begin = host(slot) + slot_data.input_used;
   staged.bytes = ListBytes(static_cast<std::int64_t>(num_rows), sizes, limits.vocab);
   staged.rows = reinterpret_cast<DeviceRow*>(staged.begin);
@@ -283,7 +283,7 @@ Staged DeviceSampler::State::Reserve(std::size_t num_rows, const ListSizes& size
 // Stages a sample, but does not set the destination of its results. `at` counts the list entries of
 // the call.
 void DeviceSampler::State::StageSample(const SamplingRow& row, DeviceRow& to, ListSizes& at,
-                                       const Staged& staged) const {
+                                       const StagedInput& staged) const {
   to = {};
   to.logits = row.logits;
   to.seed = row.seed;
@@ -352,7 +352,7 @@ absl::Status DeviceSampler::State::EnqueueGroup(std::span<const DeviceRow> rows,
 }
 
 // Copies the input of a call to the device, runs it group by group, and copies the results back.
-absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<DeviceRow> rows,
+absl::Status DeviceSampler::State::Enqueue(const StagedInput& staged, std::span<DeviceRow> rows,
                                            const ListSizes& sizes, int slot) {
   const Stream& stream = *backend.cuda()->stream;
   std::byte* const from = host(slot);
@@ -360,7 +360,8 @@ absl::Status DeviceSampler::State::Enqueue(const Staged& staged, std::span<Devic
   const auto on_device = [&]<typename T>(const T* p) {
     return reinterpret_cast<const T*>(to + (reinterpret_cast<const std::byte*>(p) - from));
   };
-  // Scratch indices are consecutive modulo kSamplerRows, so the rows of a group have distinct ones.
+  // Scratch indices are consecutive modulo kSamplerRows, so the rows of a group have distinct
+  // indices.
   std::uint32_t scratch = 0;
   for (DeviceRow& row : rows) {
     if (internal::NeedsScratch(row)) row.scratch = scratch++ % internal::kSamplerRows;
@@ -444,9 +445,10 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   }
   if (limits.vocab == 0 || limits.vocab > (1u << 30) ||
       limits.max_logprobs > internal::kMaxDeviceLogprobs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "device sampler has a vocabulary of ", limits.vocab, ", it must be 1 to 2^30, and ",
-        limits.max_logprobs, " log-probabilities, at most ", internal::kMaxDeviceLogprobs));
+    return absl::InvalidArgumentError(
+        absl::StrCat("device sampler has a vocabulary of ", limits.vocab,
+                     ", it must be 1 to 2^30, and max_logprobs ", limits.max_logprobs,
+                     ", the limit is ", internal::kMaxDeviceLogprobs));
   }
   if (!has_text.empty() && has_text.size() != limits.vocab) {
     return absl::InvalidArgumentError(absl::StrCat("has_text has ", has_text.size(),
@@ -482,7 +484,7 @@ absl::Status DeviceSampler::State::SampleFitting(std::span<const SamplingRow> ro
                                                  const ListSizes& sizes, std::int32_t* tokens,
                                                  int slot, std::span<const std::uint32_t> places) {
   Slot& slot_data = slots[static_cast<std::size_t>(slot)];
-  const Staged staged = Reserve(rows.size(), sizes, slot);
+  const StagedInput staged = Reserve(rows.size(), sizes, slot);
   ListSizes at;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     DeviceRow& to = staged.rows[i];
@@ -511,11 +513,12 @@ absl::Status DeviceSampler::Sample(std::span<const SamplingRow> rows, std::int32
       QUIRE_RETURN_IF_ERROR(state_->FreeLists(&slot_data));
       continue;
     }
-    const std::span<const std::uint32_t> of_these = places.first(places.empty() ? 0 : count);
-    QUIRE_RETURN_IF_ERROR(state_->SampleFitting(rows.first(count), sizes, tokens, slot, of_these));
+    const std::span<const std::uint32_t> call_places = places.first(places.empty() ? 0 : count);
+    QUIRE_RETURN_IF_ERROR(
+        state_->SampleFitting(rows.first(count), sizes, tokens, slot, call_places));
     rows = rows.subspan(count);
-    places = places.subspan(of_these.size());
-    if (of_these.empty()) tokens += count;
+    places = places.subspan(call_places.size());
+    if (call_places.empty()) tokens += count;
   }
   return absl::OkStatus();
 }
@@ -535,7 +538,7 @@ absl::Status DeviceSampler::ComputeLogprobs(std::span<const TokenLogprob> tokens
                                    slot_data.logprobs.size() + tokens.size(),
                                    limits.max_prompt_logprobs));
   if (tokens.empty()) return absl::OkStatus();
-  const Staged staged = state_->Reserve(tokens.size(), sizes, slot);
+  const StagedInput staged = state_->Reserve(tokens.size(), sizes, slot);
   std::uint32_t top = slot_data.used.tops;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     DeviceRow& to = staged.rows[i];

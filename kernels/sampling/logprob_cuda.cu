@@ -93,8 +93,8 @@ __device__ __forceinline__ std::uint32_t WriteTops(const SamplerArgs& args, cons
   return num_best;
 }
 
-// Writes the values from which the host computes log-probabilities. One thread calls it after all
-// counts are complete.
+// Writes the values from which the host computes log-probabilities. One thread calls this function
+// after all counts are complete.
 __device__ __forceinline__ void FinishLogprob(const SamplerArgs& args, const DeviceRow& row,
                                               const SamplerState& state, std::uint32_t num_top) {
   const float* const parts = args.part_sums + std::int64_t{row.scratch} * args.num_parts;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const auto token = static_cast<std::uint32_t>(state.token);
   const std::uint64_t token_key = OrderKey(row.logits[token], token);
   std::uint32_t better = 0;
-  VisitStripe(args.vocab, LogitLoads(args, row.logits),
+  VisitStripe(args.vocab, LogitLoader(args, row.logits),
               [&](std::uint32_t i, const FourValues& four) {
 #pragma unroll
                 for (std::uint32_t c = 0; c < 4; ++c) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const auto target = static_cast<double>(row.num_logprobs);
   const std::uint64_t lowest = FindBucket(search.digits, buckets, 0, target).index;
   std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;
-  VisitStripe(args.vocab, LogitLoads(args, row.logits),
+  VisitStripe(args.vocab, LogitLoader(args, row.logits),
               [&](std::uint32_t i, const FourValues& four) {
                 std::uint64_t own[4];
                 bool keep[4];

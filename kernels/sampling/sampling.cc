@@ -77,8 +77,8 @@ internal::Prefix KeepFirst(Candidates& c, std::size_t k) {
           static_cast<std::int32_t>(~static_cast<std::uint32_t>(last))};
 }
 
-// Does step 7 (top-k). Compares tokens with the k-th best value so far, which rejects nearly all of
-// them while the row is read.
+// Does step 7 (top-k). `reach` is the prefix of tokens before this step. Compares tokens with the
+// k-th best value so far, which rejects nearly all of them while the row is read.
 internal::Prefix FirstTokens(const float* x, std::size_t vocab, std::size_t k,
                              internal::Prefix reach, Candidates& c) {
   constexpr std::size_t kChunk = 512;

@@ -17,12 +17,13 @@
 //     top-k        the k largest x; among equal x lower ids first. 0: off
 //   8 top-p        shortest prefix in order of (x descending, id ascending) whose mass reaches
 //                  p * total, compared in f64. 1: off
-//                  Masses are floor(exp(x - max x) * 2^40) in u64, so sums have no order
+//                  Masses are floor(exp(x - max x) * 2^40) in u64, so order does not matter
 //   9 min-p        x >= max x + ln(min_p). 0: off
 //     XTC          with its probability, removes tokens with mass 0. Also removes the tokens whose
 //                  mass is at least threshold * total, except the last one in the order of step 8;
 //                  max x becomes the x of the largest survivor
-//  10 sample         smallest e(i) / exp(x(i) - max x), e = -ln u, ties by lower id
+//  10 race           exponential race: the smallest e(i) / exp(x(i) - max x) wins, where e = -ln u.
+//                  Ties by lower id.
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
 //                  {token / 4, position, choice, 0} as counter. XTC applies if u of the first word
 //                  of {0, position, choice, 1} is below its probability

@@ -69,14 +69,14 @@ class Race {
     if (rest > cuda::Mul(best_, w)) return;
     const float score = cuda::Div(ExponentialVariate(r), w);
     const std::uint64_t key = std::uint64_t{cuda::FloatBits(score)} << 32 | id;
-    if (~key <= lost_) return;
-    lost_ = ~key;
+    if (~key <= best_complement_) return;
+    best_complement_ = ~key;
     best_ = score;
   }
-  // All threads must call it.
+  // All threads must call this function.
   __device__ __forceinline__ void Publish(BlockReduction& reduction, SamplerState& state) const {
-    const std::uint64_t lost = BlockMax(reduction, lost_);
-    if (cuda::ThreadIndex() == 0) cuda::AtomicMax(&state.race, lost);
+    const std::uint64_t complement = BlockMax(reduction, best_complement_);
+    if (cuda::ThreadIndex() == 0) cuda::AtomicMax(&state.race, complement);
     if (!processed_) return;
     const std::uint64_t mass = WarpSum(mass_);
     if (cuda::Lane() == 0) cuda::AtomicAdd(&state.mass, mass);
@@ -89,7 +89,7 @@ class Race {
   const bool processed_;
   const float max_;
   float best_ = std::numeric_limits<float>::infinity();
-  std::uint64_t lost_ = 0;  // complement of the best key
+  std::uint64_t best_complement_ = 0;  // complement of the best key
   std::uint64_t mass_ = 0;
 };
 
@@ -104,7 +104,7 @@ __device__ __forceinline__ float Penalized(const DeviceRow& row, const TokenCoun
   return cuda::Min(z, kLargestLogit);
 }
 
-// Applies penalties, bias and banned ids. Only one block calls it.
+// Applies penalties, bias and banned ids. Only one block calls this function.
 __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow& row,
                                         SamplerState& state, float* x) {
   const std::int32_t in_flight = row.sample_in_flight == nullptr ? -1 : *row.sample_in_flight;
@@ -142,7 +142,8 @@ __device__ __forceinline__ void EditRow(const SamplerArgs& args, const DeviceRow
   }
 }
 
-// Writes the result of a row and its token. One thread calls it after all work on the row is done.
+// Writes the result of a row and its token. One thread calls this function after all work on the
+// row is done.
 __device__ __forceinline__ void FinishRow(const SamplerArgs& args, const DeviceRow& row,
                                           SamplerState& state) {
   DeviceSampled result{};
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(kSamplerThreads)
   // Edits leave a masked logit at -infinity, so the mask may be applied before the edits.
   const std::uint32_t* const mask =
       row.mask < 0 ? nullptr : args.masks + std::int64_t{row.mask} * args.mask_words;
-  const LogitLoads logits(args, row.logits);
+  const LogitLoader logits(args, row.logits);
   const auto load = [&](std::uint32_t i) {
     FourValues four = logits(i);
     if (mask != nullptr) four.mask = mask[i / 32];
@@ -242,7 +243,7 @@ struct ScaleShared {
 };
 
 // Adds up the moments of all threads of the block and stores them as the moments of its stripe. All
-// threads must call it.
+// threads must call this function.
 __device__ __forceinline__ void PublishMoments(ScaleShared& shared, const Moments& own,
                                                Moments& stripe) {
   const std::uint32_t warp = cuda::Warp();
@@ -373,7 +374,7 @@ __device__ __forceinline__ double TopPTarget(const DeviceRow& row, std::uint64_t
   return row.top_p * static_cast<double>(total);
 }
 
-// Returns the sum of the row's buckets. All threads must call it.
+// Returns the sum of the row's buckets. All threads must call this function.
 __device__ __forceinline__ std::uint64_t SumOfBuckets(DigitSearch& search,
                                                       const std::uint64_t* buckets) {
   std::uint64_t own = 0;
@@ -442,7 +443,7 @@ __device__ __forceinline__ void KeepKeys(const SamplerArgs& args, const DeviceRo
 }
 
 // Applies XTC to the keys of the list that are at least `cutoff`. Returns the largest key that is
-// kept. All threads must call it.
+// kept. All threads must call this function.
 __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::uint64_t* keys,
                                                 std::uint32_t count, std::uint64_t cutoff,
                                                 const MassWeight& mass, float threshold) {
@@ -467,7 +468,7 @@ __device__ __forceinline__ std::uint64_t XtcKey(DigitSearch& search, const std::
 }
 
 // For rows with filters, finds the exact cutoffs on the list and runs the race over the remaining
-// keys. One block calls it.
+// keys. One block calls this function.
 __device__ __forceinline__ void Choose(const SamplerArgs& args, const DeviceRow& row,
                                        SamplerState& state, DigitSearch& search) {
   const std::uint64_t* const keys = args.keys + std::int64_t{row.scratch} * args.vocab;

@@ -98,9 +98,9 @@ __device__ __forceinline__ FourValues LoadX(const float* x, std::uint32_t i) {
 }
 
 // Loads four values from a row of logits, which may be unaligned and has no padding.
-class LogitLoads {
+class LogitLoader {
  public:
-  __device__ __forceinline__ LogitLoads(const SamplerArgs& args, const float* logits)
+  __device__ __forceinline__ LogitLoader(const SamplerArgs& args, const float* logits)
       : logits_(logits),
         has_text_(args.has_text),
         vocab_(args.vocab),
@@ -161,7 +161,7 @@ struct BlockReduction {
   std::uint32_t flag;  // used by ArrivesLast
 };
 
-// Returns the maximum over the block, in all threads. All threads must call it.
+// Returns the maximum over the block, in all threads. All threads must call this function.
 __device__ __forceinline__ std::uint64_t BlockMax(BlockReduction& reduction, std::uint64_t value) {
   value = WarpMax(value);
   cuda::SyncBlock();
@@ -212,7 +212,7 @@ __device__ __forceinline__ void AddToBucket(DigitSearch& search, std::uint32_t b
   if (high != 0) cuda::AtomicAdd(&search.high[bucket], high);
 }
 
-// Adds nonzero sums to a row's buckets in device memory. All threads must call it.
+// Adds nonzero sums to a row's buckets in device memory. All threads must call this function.
 __device__ __forceinline__ void PublishBuckets(const DigitSearch& search, std::uint64_t* buckets) {
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < kSamplerBuckets; i += kSamplerThreads) {
@@ -267,7 +267,7 @@ struct Bucket {
 };
 // Adds sums from the last bucket down to the first. Returns the bucket at which `above` plus these
 // sums reach the target, or bucket 0 if they never do. `sums` has kSamplerBuckets entries and is
-// the search itself or a pointer to device memory. All threads must call it.
+// the search itself or a pointer to device memory. All threads must call this function.
 template <typename Sums>
 __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& sums,
                                              std::uint64_t above, double target) {
@@ -294,7 +294,8 @@ __device__ __forceinline__ Bucket FindBucket(DigitSearch& search, const Sums& su
   return bucket;
 }
 
-// Appends the keys with `keep` set to a list in device memory. All lanes of the warp must call it.
+// Appends the keys with `keep` set to a list in device memory. All lanes of the warp must call this
+// function.
 __device__ __forceinline__ void AppendKeys(const bool (&keep)[4], const std::uint64_t (&four)[4],
                                            std::uint64_t* keys, std::uint32_t* count) {
   std::uint32_t lanes[4];
@@ -321,7 +322,8 @@ struct CountWeight {};
 
 // Returns the smallest key of the shortest prefix whose weights reach the target, among the keys of
 // the list that are at least `lowest`. Returns 0 if all these keys together do not reach the
-// target. Searches six digits: three of the value, then three of the id. All threads must call it.
+// target. Searches six digits: three of the value, then three of the id. All threads must call this
+// function.
 template <typename Weight>
 __device__ __forceinline__ std::uint64_t FindCutoff(DigitSearch& search, const std::uint64_t* keys,
                                                     std::uint32_t count, std::uint64_t lowest,

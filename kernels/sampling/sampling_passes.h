@@ -76,9 +76,9 @@ struct RaceKey {
 };
 std::int32_t Race(const float* x, std::size_t count, float max, const Prefix& prefix,
                   const RaceKey& key);
-// Runs step 10 like Race, but reads only the tokens of `from`. Its ids are ascending and not null,
-// and it contains the whole prefix. A token costs four times as much as in Race, where four
-// adjacent tokens share a block of random words.
+// Runs step 10 like Race, but reads only the tokens of `from`. REQUIRES: from.ids is not null and
+// ascending, and `from` contains the whole prefix. A token costs four times as much as in Race,
+// where four adjacent tokens share a block of random words.
 std::int32_t RaceAmong(const IdsAndValues& from, float max, const Prefix& prefix,
                        const RaceKey& key);
 

@@ -153,7 +153,7 @@ std::size_t Find(const float* x, std::size_t count, float value) {
   return i;
 }
 
-std::size_t Before(const float* x, std::size_t count, float value, std::size_t before) {
+std::size_t CountOrderedBefore(const float* x, std::size_t count, float value, std::size_t before) {
   const DF d;
   const VF cutoff = hn::Set(d, value);
   std::size_t found = 0;
@@ -475,7 +475,7 @@ HWY_EXPORT(SumExp);
 HWY_EXPORT(Scale);
 HWY_EXPORT(RowMoments);
 HWY_EXPORT(Find);
-HWY_EXPORT(Before);
+HWY_EXPORT(CountOrderedBefore);
 HWY_EXPORT(Collect);
 HWY_EXPORT(SumMasses);
 HWY_EXPORT(ExpOf);
@@ -500,7 +500,7 @@ std::size_t FindFirst(const float* x, std::size_t count, float value) {
   return HWY_DYNAMIC_DISPATCH(Find)(x, count, value);
 }
 std::size_t CountBefore(const float* x, std::size_t count, float value, std::size_t before) {
-  return HWY_DYNAMIC_DISPATCH(Before)(x, count, value, before);
+  return HWY_DYNAMIC_DISPATCH(CountOrderedBefore)(x, count, value, before);
 }
 std::size_t CollectBetween(const IdsAndValues& from, ValueRange range, std::int32_t* ids,
                            float* values) {

@@ -35,13 +35,13 @@ inline constexpr std::uint32_t kMaxGpuIndexSize = 128;
 // Row i of a sequence has position p = cache_length + i and gets scores of the keys j <= p:
 //   s_j = sum over heads h of weights[h] * max(0, (scale * q[h]) . k_j)
 // All arithmetic is in f32. A product q . k is one ascending chain of FMAs over the columns. The
-// sum is one ascending chain of FMAs over the heads. So s_j depends only on the row, the key, the
-// size and the number of heads. NaN in q, k or weights gives NaN. Scores of keys after p are
-// undefined. A GPU gives the same bits as the CPU and skips padding rows. Returns INVALID_ARGUMENT
-// for pages that are not f32 or bf16 or have several heads. On the CPU also returns it if rows are
-// outside the step, score_stride is too small or CheckKvStep fails. On a GPU also returns it if the
-// size is not a multiple of 4, or if the size or the number of heads is above its limit. A GPU does
-// not check lengths and rows.
+// sum is one ascending chain of FMAs over the heads. Therefore s_j depends only on the row, the
+// key, the size and the number of heads. NaN in q, k or weights gives NaN. Scores of keys after p
+// are undefined. A GPU gives the same bits as the CPU and skips padding rows. Returns
+// INVALID_ARGUMENT for pages that are not f32 or bf16 or have several heads. On the CPU,
+// INVALID_ARGUMENT also means that rows are outside the step, score_stride is too small or
+// CheckKvStep fails. On a GPU, it also means that the size is not a multiple of 4, or that the size
+// or the number of heads is above its limit. A GPU does not check lengths and rows.
 absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params);
 
 // Returns the minimum score_stride for sequences of `tokens` tokens.

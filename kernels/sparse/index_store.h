@@ -36,9 +36,8 @@ struct IndexStoreParams {
 };
 
 // Uses the formulas of LayerNorm, Rope and KvStore. A GPU also sums the layer norm in f64, but in
-// another order. Returns INVALID_ARGUMENT if one of these ops would. On a GPU also returns it if
-// pages are not f32 or bf16 with one head, or if D is above kMaxGpuIndexSize or not a multiple of
-// 4.
+// another order. Returns INVALID_ARGUMENT if one of these ops would, and on a GPU if pages are not
+// f32 or bf16 with one head, or if D is above kMaxGpuIndexSize or not a multiple of 4.
 absl::Status IndexStore(const Backend& backend, const IndexStoreParams& params);
 
 namespace internal {

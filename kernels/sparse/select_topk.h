@@ -25,9 +25,9 @@ struct SelectTopKParams {
 // Row i selects the first min(topk, positions[i] + 1) keys in this total order: larger scores
 // first, for equal scores lower keys first. -0 equals +0. NaN precedes all numbers and equals NaN.
 // A key with a NaN score is therefore selected, and attention propagates the NaN to the logits.
-// Writes the selected keys in ascending order, then -1. Returns INVALID_ARGUMENT if topk is 0. On
-// the CPU also returns it for a negative position, and if a row selects more than max_selected
-// keys. A GPU does not check positions.
+// Writes the selected keys in ascending order, then -1. Returns INVALID_ARGUMENT if topk is 0, and
+// on the CPU for a negative position or a row that selects more than max_selected keys. A GPU does
+// not check positions.
 absl::Status SelectTopK(const Backend& backend, const SelectTopKParams& params);
 
 namespace internal {
