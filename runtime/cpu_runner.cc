@@ -268,7 +268,7 @@ absl::Status CpuRunner::Forward(const StepBatch& batch) {
                                             .inputs = batch.states},
                                  .comm = options.comm,
                                  .index = index_ ? &*index_ : nullptr,
-                                 .wanted = WantedTokens(batch, batch_size),
+                                 .wanted_tokens = WantedTokens(batch, batch_size),
                                  .cache_lengths = batch.kv[0].cache_lengths,
                                  .tail_kv = tail_kv_});
 }

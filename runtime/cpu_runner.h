@@ -88,8 +88,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
   std::vector<kernels::AnyKvCollection> kv_;       // one per layer group, all over the same pool
   IndexRows index_rows_;                           // if LayerGroups::index_slots is above 0
   std::optional<kernels::AnyKvCollection> index_;  // index rows of the pool, if it has any
-  // Collections and counts for DecoderStep::wanted; empty if the last layer writes K and V or
-  // states.
+  // Collections and counts for DecoderStep::wanted_tokens; empty if the last layer writes K and V
+  // or states.
   std::vector<kernels::AnyKvCollection> tail_kv_;
   std::vector<std::uint32_t> wanted_tokens_;  // [max_rows]
   std::vector<kernels::SampledRow> sampled_;  // results for one block of logits

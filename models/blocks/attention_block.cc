@@ -36,7 +36,7 @@ bool QkvStoreAppliesNorms(const StepContext& step, const AttentionSpec& heads) {
 }
 
 // True if no other operation is needed between the product and QkvStore, so that they can be fused.
-bool StoresProduct(const StepContext& step, const LayerSpec& layer) {
+bool CanFuseProductAndStore(const StepContext& step, const LayerSpec& layer) {
   const AttentionSpec& heads = layer.heads;
   const bool prepares_values =
       layer.stores_kv() && (heads.v_from_k || heads.v_norm.kind != NormKind::kNone);
@@ -115,7 +115,7 @@ absl::Status ProjectAndStore(const StepContext& step, const LayerSpec& layer,
                                 .x_stride = step.hidden,
                                 .y_stride = store.qkv_stride,
                                 .num_rows = step.num_tokens};
-  if (weights.qkv.matrices.size() == 1 && StoresProduct(step, layer)) {
+  if (weights.qkv.matrices.size() == 1 && CanFuseProductAndStore(step, layer)) {
     product.store = &store;
     return ApplyLinear(*step.backend, weights.qkv, product);
   }

@@ -63,7 +63,7 @@ BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights) {
   return OutputOf(layer, weights, layer.mlp_out, weights.mlp_out, layer.input.size == 0);
 }
 
-BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights) {
+BranchOutput InputBranchOutput(const LayerSpec& layer, const LayerWeights& weights) {
   return OutputOf(layer, weights, layer.input.norm, weights.input_out_norm, /*is_last=*/true);
 }
 

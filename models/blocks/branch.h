@@ -49,7 +49,7 @@ struct BranchOutput {
 BranchOutput AttentionOutput(const LayerSpec& layer, const LayerWeights& weights);
 BranchOutput MlpOutput(const LayerSpec& layer, const LayerWeights& weights);
 // Returns how the branch of LayerSpec::input is added.
-BranchOutput InputOutput(const LayerSpec& layer, const LayerWeights& weights);
+BranchOutput InputBranchOutput(const LayerSpec& layer, const LayerWeights& weights);
 
 // Adds the branch W input (+ bias) to the residual stream. Rows of `input` are input_stride apart.
 // With a communicator, W and `input` are a rank's part, and the products of all ranks are summed.

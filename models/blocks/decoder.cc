@@ -183,7 +183,7 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
   if (spec.layer_inputs.size > 0) {
     QUIRE_RETURN_IF_ERROR(ComputeLayerInputs(context, spec, weights));
   }
-  const bool has_tail = step.tail != nullptr || !step.wanted.empty();
+  const bool has_tail = step.tail != nullptr || !step.wanted_tokens.empty();
   const std::size_t first_tail = has_tail ? FirstTailLayer(spec) : spec.layers.size();
   std::optional<TailRows> tail;
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
@@ -191,7 +191,7 @@ absl::Status DecoderForward(const ModelSpec& spec, const Weights& weights,
       return RunTail(spec, weights, step, i, context, &angles);
     }
     if (i == first_tail) {
-      tail.emplace(spec, step.wanted, step.cache_lengths, &context);
+      tail.emplace(spec, step.wanted_tokens, step.cache_lengths, &context);
       context.kv = step.tail_kv;
     }
     if (context.num_tokens > 0) {

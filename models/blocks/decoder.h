@@ -45,19 +45,19 @@ struct DecoderStep {
   std::uint32_t batch_size;
   Heartbeat* heartbeat = nullptr;  // beats after each layer; null: none
   // Hidden states in host memory, [layers + 2, num_tokens, hidden], in the order of StepBatch;
-  // null: not wanted. On a GPU the host then waits after every layer.
+  // null: not returned. On a GPU the host then waits after every layer.
   float* hidden_out = nullptr;
   std::span<const std::uint32_t> batch_index = {};  // StepOrder::batch_index(), for hidden_out
   StepStates states = {};
   kernels::Communicator* comm = nullptr;  // set if the model is divided (divided_checkpoint.h)
   const kernels::AnyKvCollection* index = nullptr;  // StepContext::index
-  // If not empty, the tail layers (tail_rows.h) compute only the last wanted[b] tokens of each row
-  // b. If empty, they compute all tokens.
-  std::span<const std::uint32_t> wanted = {};
-  const std::uint32_t* cache_lengths = nullptr;            // used with `wanted`
+  // If not empty, the tail layers (tail_rows.h) compute only the last wanted_tokens[b] tokens of
+  // each row b. If empty, they compute all tokens.
+  std::span<const std::uint32_t> wanted_tokens = {};
+  const std::uint32_t* cache_lengths = nullptr;            // used with `wanted_tokens`
   std::span<const kernels::AnyKvCollection> tail_kv = {};  // `kv` with buffers->tail_lengths
-  // GPU only, in place of `wanted`: the tokens that the tail layers compute. Null: all tokens. If
-  // set, buffers->x has only the rows of these tokens afterwards.
+  // GPU only, in place of `wanted_tokens`: the tokens that the tail layers compute. Null: all
+  // tokens. If set, buffers->x has only the rows of these tokens afterwards.
   const DeviceTail* tail = nullptr;
 };
 

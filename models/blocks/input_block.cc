@@ -107,7 +107,7 @@ absl::Status InputBlock(const StepContext& step, const ModelSpec& spec, const La
                                             .num_rows = step.num_tokens,
                                             .columns = layer.input.size,
                                             .shape = GateShapeOf({.act = layer.input.act})}));
-  return AddProduct(step, InputOutput(layer, weights), weights.input_out, b.gate_up, size);
+  return AddProduct(step, InputBranchOutput(layer, weights), weights.input_out, b.gate_up, size);
 }
 
 }  // namespace quire::models

@@ -144,8 +144,8 @@ absl::Status StoreRows(const StepContext& step, const MlaSpec& mla,
                                               .style = RopeStyleOf(mla.rope_style)});
 }
 
-// Computes the queries, keys and weights of the indexer and writes the keys to `rows`, their rows
-// in the pages. REQUIRES: Project computed the query latents.
+// Computes the queries, keys and weights of the indexer and writes the keys to their pages
+// (`rows`). REQUIRES: Project computed the query latents.
 absl::Status StoreIndex(const StepContext& step, const MlaSpec& mla, const MlaWeights& w,
                         kernels::ConstFloatPtr input, const kernels::AnyKvView& rows) {
   const IndexSpec& index = *mla.index;

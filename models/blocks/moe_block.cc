@@ -342,7 +342,7 @@ absl::Status RunOnGpu(const StepContext& step, const LayerSpec& layer, const Lay
   const BranchOutput output = MlpOutput(layer, weights);
   const bool shared_first = moe.shared && !moe.shared_gate;
   const bool is_latent = moe.latent != 0;
-  const bool is_whole =
+  const bool adds_to_residual =
       output.is_sum() && (!moe.shared || shared_first) && !is_latent && layer.mlp == MlpKind::kMoe;
   if (shared_first) {
     QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/false));
@@ -352,11 +352,11 @@ absl::Status RunOnGpu(const StepContext& step, const LayerSpec& layer, const Lay
   } else {
     QUIRE_RETURN_IF_ERROR(ComputeInnerOfGroups(step, moe, weights.moe.gate_up_groups, input));
     QUIRE_RETURN_IF_ERROR(ComputeDownOfGroups(step, moe, weights.moe,
-                                              {.y = is_whole ? step.buffers->x : b.sum,
-                                               .add = is_whole,
+                                              {.y = adds_to_residual ? step.buffers->x : b.sum,
+                                               .add = adds_to_residual,
                                                .addend = shared_first ? b.sum : nullptr}));
   }
-  if (is_whole) return absl::OkStatus();
+  if (adds_to_residual) return absl::OkStatus();
   if (moe.shared && !shared_first) {
     QUIRE_RETURN_IF_ERROR(RunShared(step, moe, weights.moe, input, /*add=*/true));
   }

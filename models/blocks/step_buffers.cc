@@ -13,10 +13,10 @@
 namespace quire::models {
 namespace {
 
-// Allocates aligned arrays from a memory block, in order. Without a block it only counts bytes.
-class Cutter {
+// Allocates aligned arrays from a memory block, in order. Without a block, only counts bytes.
+class Arena {
  public:
-  explicit Cutter(std::byte* base) : base_(base) {}
+  explicit Arena(std::byte* base) : base_(base) {}
 
   template <typename T>
   T* Take(std::int64_t count) {
@@ -65,8 +65,8 @@ struct Widths {
   std::int64_t expert_inner = 0;  // gate and up of an expert
   std::int64_t shared_inner = 0;  // gate and up of a shared expert
   std::int64_t expert_latent = 0;
-  std::int64_t expert_input = 0;  // hidden or latent columns
-  bool weighted_inputs = false;   // experts read weighted inputs
+  std::int64_t expert_input = 0;     // hidden or latent columns
+  bool has_weighted_inputs = false;  // experts read weighted inputs
   // All layers.
   std::int64_t angles = 0;        // all rope tables together
   std::int64_t layer_inputs = 0;  // all layers together; 0: none
@@ -128,7 +128,7 @@ Widths WidthsOf(const ModelSpec& spec) {
     const std::int64_t latent = layer.moe.latent;
     widths.expert_latent = std::max(widths.expert_latent, latent);
     widths.expert_input = std::max(widths.expert_input, latent != 0 ? latent : widths.hidden);
-    widths.weighted_inputs |= layer.moe.weight_on_input;
+    widths.has_weighted_inputs |= layer.moe.weight_on_input;
     if (!layer.moe.shared) continue;
     widths.shared_inner = std::max(widths.shared_inner, layer.moe.shared->inner_columns());
   }
@@ -138,14 +138,14 @@ Widths WidthsOf(const ModelSpec& spec) {
   return widths;
 }
 
-kernels::FloatPtr TakeFloats(Cutter& cutter, DType dtype, std::int64_t count) {
-  return {cutter.Take<std::byte>(count * DTypeSize(dtype)), dtype};
+kernels::FloatPtr TakeFloats(Arena& arena, DType dtype, std::int64_t count) {
+  return {arena.Take<std::byte>(count * DTypeSize(dtype)), dtype};
 }
 
-void CutMla(Cutter& cutter, const Widths& widths, const StepLimits& limits, MlaBuffers* mla) {
+void AllocateMla(Arena& arena, const Widths& widths, const StepLimits& limits, MlaBuffers* mla) {
   if (widths.latent == 0) return;
   const auto take = [&](std::int64_t width) {
-    return TakeFloats(cutter, limits.activation, limits.max_step_tokens * width);
+    return TakeFloats(arena, limits.activation, limits.max_step_tokens * width);
   };
   mla->q_latent = take(widths.q_latent);
   mla->heads = take(widths.queries);
@@ -155,98 +155,99 @@ void CutMla(Cutter& cutter, const Widths& widths, const StepLimits& limits, MlaB
   mla->values = take(widths.values);
 }
 
-void CutRecurrent(Cutter& cutter, const Widths& widths, const StepLimits& limits,
-                  RecurrentBuffers* recurrent) {
+void AllocateRecurrent(Arena& arena, const Widths& widths, const StepLimits& limits,
+                       RecurrentBuffers* recurrent) {
   if (widths.recurrent_in == 0) return;
   const std::int64_t tokens = limits.max_step_tokens;
-  recurrent->in = cutter.Take<float>(tokens * widths.recurrent_in);
-  recurrent->decay = cutter.Take<float>(tokens * widths.decays);
-  recurrent->rate = cutter.Take<float>(tokens * widths.rates);
-  recurrent->out = cutter.Take<float>(tokens * widths.recurrent_out);
+  recurrent->in = arena.Take<float>(tokens * widths.recurrent_in);
+  recurrent->decay = arena.Take<float>(tokens * widths.decays);
+  recurrent->rate = arena.Take<float>(tokens * widths.rates);
+  recurrent->out = arena.Take<float>(tokens * widths.recurrent_out);
   if (limits.activation == DType::kF32) return;
-  recurrent->rounded = TakeFloats(cutter, limits.activation, tokens * widths.recurrent_rounded);
+  recurrent->rounded = TakeFloats(arena, limits.activation, tokens * widths.recurrent_rounded);
 }
 
 // Allocates the buffers that are used only while a layer computes its selection. They follow the
 // buffers of MLA.
-void CutIndex(Cutter& cutter, const Widths& widths, const StepLimits& limits, IndexBuffers* index) {
+void AllocateIndex(Arena& arena, const Widths& widths, const StepLimits& limits,
+                   IndexBuffers* index) {
   if (widths.index_topk == 0) return;
-  index->queries = cutter.Take<float>(limits.max_step_tokens * widths.index_queries);
-  index->keys = cutter.Take<float>(limits.max_step_tokens * widths.index_size);
-  index->weights = cutter.Take<float>(limits.max_step_tokens * widths.index_heads);
-  index->scores = cutter.Take<float>(kIndexRows * index->score_stride);
+  index->queries = arena.Take<float>(limits.max_step_tokens * widths.index_queries);
+  index->keys = arena.Take<float>(limits.max_step_tokens * widths.index_size);
+  index->weights = arena.Take<float>(limits.max_step_tokens * widths.index_heads);
+  index->scores = arena.Take<float>(kIndexRows * index->score_stride);
 }
 
 // Allocates the arrays of IndexBuffers that outlive a layer. Sets score_stride and max_selected.
-void CutSelected(Cutter& cutter, const Widths& widths, const StepLimits& limits,
-                 std::uint32_t context, IndexBuffers* index) {
+void AllocateSelected(Arena& arena, const Widths& widths, const StepLimits& limits,
+                      std::uint32_t context, IndexBuffers* index) {
   if (widths.index_topk == 0) return;
   const std::int64_t tokens = limits.max_step_tokens;
   index->score_stride = kernels::ScoreStride(context);
   index->max_selected =
       static_cast<std::uint32_t>(std::min(widths.index_topk, std::int64_t{context}));
-  index->selected = cutter.Take<std::int32_t>(tokens * index->max_selected);
-  index->num_others = cutter.Take<std::uint32_t>(tokens);
-  index->offsets = cutter.Take<std::uint32_t>(tokens + 1);
+  index->selected = arena.Take<std::int32_t>(tokens * index->max_selected);
+  index->num_others = arena.Take<std::uint32_t>(tokens);
+  index->offsets = arena.Take<std::uint32_t>(tokens + 1);
   if (limits.memory == MemoryKind::kHost) return;
-  index->live_rows = cutter.Take<std::uint32_t>(1 + tokens);
+  index->live_rows = arena.Take<std::uint32_t>(1 + tokens);
 }
 
-void CutMoe(Cutter& cutter, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
+void AllocateMoe(Arena& arena, const Widths& widths, const StepLimits& limits, MoeBuffers* moe) {
   const std::int64_t tokens = limits.max_step_tokens;
   if (widths.experts == 0) return;
-  moe->router_logits = cutter.Take<float>(tokens * widths.experts);
-  moe->chosen = cutter.Take<std::uint32_t>(tokens * widths.top_k);
-  moe->chosen_weights = cutter.Take<float>(tokens * widths.top_k);
-  moe->offsets = cutter.Take<std::uint32_t>(widths.experts + 1);
-  moe->rows = cutter.Take<std::uint32_t>(tokens * widths.top_k);
-  moe->row_weights = cutter.Take<float>(tokens * widths.top_k);
+  moe->router_logits = arena.Take<float>(tokens * widths.experts);
+  moe->chosen = arena.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->chosen_weights = arena.Take<float>(tokens * widths.top_k);
+  moe->offsets = arena.Take<std::uint32_t>(widths.experts + 1);
+  moe->rows = arena.Take<std::uint32_t>(tokens * widths.top_k);
+  moe->row_weights = arena.Take<float>(tokens * widths.top_k);
   // GPUs compute all experts at once.
   const bool all = limits.memory == MemoryKind::kDevice;
   const std::int64_t rows = all ? tokens * widths.top_k : tokens;
-  if (all) moe->places = cutter.Take<std::uint32_t>(tokens * widths.top_k);
-  if (!all || widths.weighted_inputs) {
-    moe->inputs = TakeFloats(cutter, limits.activation, rows * widths.expert_input);
+  if (all) moe->places = arena.Take<std::uint32_t>(tokens * widths.top_k);
+  if (!all || widths.has_weighted_inputs) {
+    moe->inputs = TakeFloats(arena, limits.activation, rows * widths.expert_input);
   }
   // The shared expert computes every token once.
-  moe->gate_up = TakeFloats(cutter, limits.activation,
+  moe->gate_up = TakeFloats(arena, limits.activation,
                             std::max(rows * widths.expert_inner, tokens * widths.shared_inner));
-  moe->outputs = cutter.Take<float>(rows * std::max(widths.expert_input, widths.hidden));
-  moe->sum = cutter.Take<float>(tokens * widths.hidden);
+  moe->outputs = arena.Take<float>(rows * std::max(widths.expert_input, widths.hidden));
+  moe->sum = arena.Take<float>(tokens * widths.hidden);
   if (widths.expert_latent == 0) return;
-  moe->latent_in = TakeFloats(cutter, limits.activation, tokens * widths.expert_latent);
-  moe->latent_sum = cutter.Take<float>(tokens * widths.expert_latent);
+  moe->latent_in = TakeFloats(arena, limits.activation, tokens * widths.expert_latent);
+  moe->latent_sum = arena.Take<float>(tokens * widths.expert_latent);
 }
 
 // Allocates the memory that attention (qkv and attended, mla or recurrent) and then the MLP
 // (gate_up or moe) use.
-void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
-              StepBuffers* buffers) {
+void AllocateLayer(Arena& arena, const Widths& widths, const StepLimits& limits,
+                   StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;
   const std::int64_t element = DTypeSize(limits.activation);
-  const std::int64_t attended_at = Cutter::RoundUp(tokens * widths.qkv * element);
+  const std::int64_t attended_at = Arena::RoundUp(tokens * widths.qkv * element);
   const std::int64_t attention = attended_at + tokens * widths.attended * element;
-  Cutter counted(nullptr);
-  CutMoe(counted, widths, limits, &buffers->moe);
-  Cutter counted_mla(nullptr);
-  CutMla(counted_mla, widths, limits, &buffers->mla);
-  CutIndex(counted_mla, widths, limits, &buffers->index);
-  Cutter counted_recurrent(nullptr);
-  CutRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
+  Arena counted(nullptr);
+  AllocateMoe(counted, widths, limits, &buffers->moe);
+  Arena counted_mla(nullptr);
+  AllocateMla(counted_mla, widths, limits, &buffers->mla);
+  AllocateIndex(counted_mla, widths, limits, &buffers->index);
+  Arena counted_recurrent(nullptr);
+  AllocateRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
   const std::int64_t context = tokens * widths.layer_inputs * std::int64_t{sizeof(float)};
   const bool has_tail = limits.memory == MemoryKind::kDevice && widths.has_tail;
   const std::int64_t tail = has_tail ? tokens * widths.hidden * std::int64_t{sizeof(float)} : 0;
-  std::byte* const base = cutter.Take<std::byte>(
+  std::byte* const base = arena.Take<std::byte>(
       std::max({attention, tokens * widths.gate_up * element, context, tail, counted.used(),
                 counted_mla.used(), counted_recurrent.used()}));
   if (base == nullptr) return;
-  Cutter moe_cutter(base);
-  CutMoe(moe_cutter, widths, limits, &buffers->moe);
-  Cutter mla_cutter(base);
-  CutMla(mla_cutter, widths, limits, &buffers->mla);
-  CutIndex(mla_cutter, widths, limits, &buffers->index);
-  Cutter recurrent_cutter(base);
-  CutRecurrent(recurrent_cutter, widths, limits, &buffers->recurrent);
+  Arena moe_arena(base);
+  AllocateMoe(moe_arena, widths, limits, &buffers->moe);
+  Arena mla_arena(base);
+  AllocateMla(mla_arena, widths, limits, &buffers->mla);
+  AllocateIndex(mla_arena, widths, limits, &buffers->index);
+  Arena recurrent_arena(base);
+  AllocateRecurrent(recurrent_arena, widths, limits, &buffers->recurrent);
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;
@@ -254,67 +255,67 @@ void CutLayer(Cutter& cutter, const Widths& widths, const StepLimits& limits,
   if (has_tail) buffers->tail_values = reinterpret_cast<float*>(base);
 }
 
-void CutHost(Cutter& cutter, const StepLimits& limits, StepBuffers* buffers) {
+void AllocateHost(Arena& arena, const StepLimits& limits, StepBuffers* buffers) {
   const std::int64_t logprobs = limits.max_logprobs;
-  buffers->sample_top = cutter.Take<kernels::TopLogprob>(limits.max_step_samples * logprobs);
-  buffers->prompt_logprob_top = cutter.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
+  buffers->sample_top = arena.Take<kernels::TopLogprob>(limits.max_step_samples * logprobs);
+  buffers->prompt_logprob_top = arena.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
 }
 
-void CutDevice(Cutter& cutter, const Widths& widths, const StepLimits& limits,
-               StepBuffers* buffers) {
+void AllocateDevice(Arena& arena, const Widths& widths, const StepLimits& limits,
+                    StepBuffers* buffers) {
   const std::int64_t rows = limits.max_rows;
-  buffers->token_rows = cutter.Take<std::int32_t>(limits.max_step_tokens);
-  buffers->cache_lengths = cutter.Take<std::uint32_t>(rows);
-  buffers->prefill_tokens = cutter.Take<std::uint32_t>(rows);
-  buffers->live_rows = cutter.Take<std::uint32_t>(1 + rows);
+  buffers->token_rows = arena.Take<std::int32_t>(limits.max_step_tokens);
+  buffers->cache_lengths = arena.Take<std::uint32_t>(rows);
+  buffers->prefill_tokens = arena.Take<std::uint32_t>(rows);
+  buffers->live_rows = arena.Take<std::uint32_t>(1 + rows);
   buffers->lookup_table =
-      cutter.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
+      arena.Take<std::uint32_t>(limits.num_groups * rows * limits.lookup_stride);
   if (limits.num_state_slots > 0) {
-    buffers->states = cutter.Take<std::uint32_t>(kernels::kStateArrays * rows);
+    buffers->states = arena.Take<std::uint32_t>(kernels::kStateArrays * rows);
   }
-  buffers->inv_freq = cutter.Take<float>(widths.angles);
+  buffers->inv_freq = arena.Take<float>(widths.angles);
 }
 
-std::int64_t Cut(std::byte* base, const ModelSpec& spec, const StepLimits& limits,
-                 StepBuffers* buffers) {
+std::int64_t AllocateArrays(std::byte* base, const ModelSpec& spec, const StepLimits& limits,
+                            StepBuffers* buffers) {
   const std::int64_t tokens = limits.max_step_tokens;
   const std::int64_t head_rows = limits.head_rows;
   const Widths widths = WidthsOf(spec);
-  Cutter cutter(base);
-  buffers->tokens = cutter.Take<std::int32_t>(tokens);
-  buffers->positions = cutter.Take<std::int32_t>(tokens);
-  buffers->row_offsets = cutter.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
-  buffers->cosines = cutter.Take<float>(tokens * widths.angles);
-  buffers->sines = cutter.Take<float>(tokens * widths.angles);
-  buffers->x = cutter.Take<float>(tokens * spec.hidden);
-  buffers->normed = TakeFloats(cutter, limits.activation, tokens * spec.hidden);
+  Arena arena(base);
+  buffers->tokens = arena.Take<std::int32_t>(tokens);
+  buffers->positions = arena.Take<std::int32_t>(tokens);
+  buffers->row_offsets = arena.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
+  buffers->cosines = arena.Take<float>(tokens * widths.angles);
+  buffers->sines = arena.Take<float>(tokens * widths.angles);
+  buffers->x = arena.Take<float>(tokens * spec.hidden);
+  buffers->normed = TakeFloats(arena, limits.activation, tokens * spec.hidden);
   if (limits.activation == DType::kF32) {
     buffers->branch = buffers->normed.f32();
   } else if (limits.is_part ||
              std::any_of(spec.layers.begin(), spec.layers.end(), NeedsBranchBuffer)) {
-    buffers->branch = cutter.Take<float>(tokens * spec.hidden);
+    buffers->branch = arena.Take<float>(tokens * spec.hidden);
   }
   const std::uint32_t context =
       limits.max_context_tokens == 0 ? spec.max_position : limits.max_context_tokens;
-  CutSelected(cutter, widths, limits, context, &buffers->index);
+  AllocateSelected(arena, widths, limits, context, &buffers->index);
   if (widths.layer_inputs > 0) {
-    buffers->layer_inputs = cutter.Take<float>(tokens * widths.layer_inputs);
+    buffers->layer_inputs = arena.Take<float>(tokens * widths.layer_inputs);
   }
-  if (widths.dense_out > 0) buffers->dense_out = cutter.Take<float>(tokens * widths.dense_out);
-  CutLayer(cutter, widths, limits, buffers);
-  buffers->head_tokens = cutter.Take<std::uint32_t>(tokens);
-  buffers->head_in = TakeFloats(cutter, limits.activation, head_rows * spec.hidden);
-  buffers->logits = cutter.Take<float>(head_rows * spec.vocab_size);
+  if (widths.dense_out > 0) buffers->dense_out = arena.Take<float>(tokens * widths.dense_out);
+  AllocateLayer(arena, widths, limits, buffers);
+  buffers->head_tokens = arena.Take<std::uint32_t>(tokens);
+  buffers->head_in = TakeFloats(arena, limits.activation, head_rows * spec.hidden);
+  buffers->logits = arena.Take<float>(head_rows * spec.vocab_size);
   if (limits.memory == MemoryKind::kHost) {
     if (FirstTailLayer(spec) < spec.layers.size()) {
-      buffers->tail_offsets = cutter.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
-      buffers->tail_lengths = cutter.Take<std::uint32_t>(limits.max_rows);
+      buffers->tail_offsets = arena.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
+      buffers->tail_lengths = arena.Take<std::uint32_t>(limits.max_rows);
     }
-    CutHost(cutter, limits, buffers);
+    AllocateHost(arena, limits, buffers);
   } else {
-    CutDevice(cutter, widths, limits, buffers);
+    AllocateDevice(arena, widths, limits, buffers);
   }
-  return Cutter::RoundUp(cutter.used());
+  return Arena::RoundUp(arena.used());
 }
 
 }  // namespace
@@ -327,14 +328,14 @@ bool NeedsBranchBuffer(const LayerSpec& layer) {
 
 std::int64_t StepBuffers::BytesFor(const ModelSpec& spec, const StepLimits& limits) {
   StepBuffers counted;
-  return Cut(nullptr, spec, limits, &counted);
+  return AllocateArrays(nullptr, spec, limits, &counted);
 }
 
 absl::StatusOr<StepBuffers> StepBuffers::Allocate(const ModelSpec& spec, const StepLimits& limits) {
   StepBuffers buffers;
   QUIRE_ASSIGN_OR_RETURN(buffers.memory,
                          DeviceBuffer::Allocate(limits.memory, BytesFor(spec, limits)));
-  Cut(static_cast<std::byte*>(buffers.memory.data()), spec, limits, &buffers);
+  AllocateArrays(static_cast<std::byte*>(buffers.memory.data()), spec, limits, &buffers);
   return buffers;
 }
 

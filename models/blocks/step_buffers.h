@@ -18,17 +18,17 @@ inline constexpr std::uint32_t kIndexRows = 64;
 
 // Limits that determine the sizes of a runner's buffers.
 struct StepLimits {
-  std::uint32_t max_rows = 0;
+  std::uint32_t max_rows = 0;  // sequences of a step
   std::uint32_t max_step_tokens = 0;
   std::uint32_t max_step_samples = 0;
   std::uint32_t max_logprobs = 0;
   std::uint32_t head_rows = kHeadRows;  // rows of logits that are computed at once
   DType activation = DType::kF32;       // f32, or bf16 on a GPU
   MemoryKind memory = MemoryKind::kHost;
-  std::uint32_t lookup_stride = 0;       // row stride of a lookup table on a GPU
-  std::uint32_t num_groups = 1;          // layer groups: number of lookup tables on a GPU
-  std::uint32_t num_state_slots = 0;     // slots of recurrent states, the null slot included
-  bool is_part = false;                  // the model is divided: branches are sums over ranks
+  std::uint32_t lookup_stride = 0;    // row stride of a lookup table on a GPU
+  std::uint32_t num_groups = 1;       // layer groups: number of lookup tables on a GPU
+  std::uint32_t num_state_slots = 0;  // slots of recurrent states, the null slot included
+  bool is_part = false;  // the weights are one rank's part; branches are sums over ranks
   std::uint32_t max_context_tokens = 0;  // maximum length of a sequence; 0: the model's limit
 };
 
@@ -84,7 +84,7 @@ struct MoeBuffers {
   // [R, expert input]. Null on a GPU, unless experts read weighted inputs. Grouped matrix products
   // gather unweighted inputs themselves.
   kernels::FloatPtr inputs;
-  kernels::FloatPtr gate_up;    // [R, inner columns of an expert], or [T, ...] of the shared expert
+  kernels::FloatPtr gate_up;    // [R, inner columns of an expert], or [T, those of the shared one]
   float* outputs = nullptr;     // [R, expert input], or [T, hidden] of the shared expert
   float* sum = nullptr;         // [T, hidden] sum over all experts
   kernels::FloatPtr latent_in;  // [T, latent] input of the experts

@@ -50,7 +50,7 @@ struct StepContext {
   // Index rows, with the lookup table of layer group 0; null if no layer has an indexer.
   const kernels::AnyKvCollection* index = nullptr;
 
-  // Null on the CPU.
+  // Both return null on the CPU.
   const kernels::AttentionPlan* plan(const LayerPlace& place) const {
     return plans.empty() ? nullptr : plans[place.group];
   }

@@ -46,17 +46,17 @@ absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepC
   return move(b.layer_inputs, spec.layer_inputs.size * spec.layers.size());
 }
 
-TailRows::TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted,
+TailRows::TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted_tokens,
                    const std::uint32_t* cache_lengths, StepContext* context)
     : context_(*context), num_rows_(context->batch_size) {
   StepBuffers& b = *context_.buffers;
-  QUIRE_CHECK(wanted.size() >= num_rows_);
+  QUIRE_CHECK(wanted_tokens.size() >= num_rows_);
   std::copy_n(b.row_offsets, num_rows_ + 1, b.tail_offsets);
   for (std::uint32_t row = 0; row < num_rows_; ++row) {
     const std::uint32_t tokens = b.tail_offsets[row + 1] - b.tail_offsets[row];
-    QUIRE_CHECK(wanted[row] <= tokens);
-    b.tail_lengths[row] = cache_lengths[row] + tokens - wanted[row];
-    b.row_offsets[row + 1] = b.row_offsets[row] + wanted[row];
+    QUIRE_CHECK(wanted_tokens[row] <= tokens);
+    b.tail_lengths[row] = cache_lengths[row] + tokens - wanted_tokens[row];
+    b.row_offsets[row + 1] = b.row_offsets[row] + wanted_tokens[row];
   }
   const std::size_t all_tokens = context_.num_tokens;
   context_.num_tokens = b.row_offsets[num_rows_];

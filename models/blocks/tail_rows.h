@@ -44,11 +44,11 @@ absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepC
 // Threads:    one; host memory only.
 class TailRows {
  public:
-  // Keeps the last wanted[b] tokens of each row b. Changes `context` and, in its buffers, x,
+  // Keeps the last wanted_tokens[b] tokens of each row b. Changes `context` and, in its buffers, x,
   // layer_inputs, row_offsets and the angles. Sets tail_lengths to the position of the first kept
-  // token of each row. REQUIRES: wanted[b] is at most the number of tokens of row b;
+  // token of each row. REQUIRES: wanted_tokens[b] is at most the number of tokens of row b;
   // cache_lengths[b] is the number of cached tokens of row b.
-  TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted,
+  TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted_tokens,
            const std::uint32_t* cache_lengths, StepContext* context);
 
   // Moves the rows of x back and restores row_offsets. Rows that were not kept are undefined.

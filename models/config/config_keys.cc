@@ -115,7 +115,7 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
                                                "use_mtp",
                                                "use_pos_enc"};
 
-// Keys that change the computation, with their neutral values as JSON text; null and false are
+// Keys that change the computation, with their neutral values as JSON text. null and false are
 // always neutral. Some families read some of these keys (Family::keys).
 struct ForeignKey {
   absl::string_view key;

@@ -16,7 +16,7 @@
 
 namespace quire::models {
 
-// A family's defaults for absent keys of config.json. A null value means something else:
+// A family's defaults for absent keys of config.json. Keys with the value null have other defaults:
 // hidden_size / num_attention_heads for head_dim, num_attention_heads for num_key_value_heads, no
 // window for sliding_window, and no cap for the softcapping keys.
 struct ConfigDefaults {

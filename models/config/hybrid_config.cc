@@ -181,20 +181,20 @@ absl::StatusOr<std::vector<LayerBranch>> ReadBranches(const ConfigReader& reader
   return ReadNumbers(reader, "full_attn_idxs", 0, num_layers);
 }
 
-// A size of recurrent layers. `absent` is its value if the key is absent or null.
+// A size of recurrent layers. `fallback` is its value if the key is absent or null.
 struct SizeKey {
   absl::string_view key;
   std::uint32_t* value;
-  std::uint32_t absent;
-  std::uint32_t most;
-  std::uint32_t least = 1;
+  std::uint32_t fallback;
+  std::uint32_t high;
+  std::uint32_t low = 1;
 };
 
 absl::Status ReadSizes(const ConfigReader& reader, std::initializer_list<SizeKey> sizes) {
   for (const SizeKey& size : sizes) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(size.key, size.least, size.most));
-    *size.value = static_cast<std::uint32_t>(given.value_or(size.absent));
+                           reader.OptionalInteger(size.key, size.low, size.high));
+    *size.value = static_cast<std::uint32_t>(given.value_or(size.fallback));
   }
   return absl::OkStatus();
 }

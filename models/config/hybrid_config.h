@@ -26,7 +26,8 @@ struct LayerTypeName {
 
 struct HybridConfig {
   std::vector<LayerBranch> layers;  // empty: all layers have attention and an MLP
-  // The sizes, conv_bias and the limits of dt that config.json states. Families set the rest.
+  // The sizes, conv_bias and the limits of the time step dt from config.json. Families set the
+  // rest.
   RecurrentSpec recurrent;
 };
 

@@ -44,8 +44,8 @@ absl::Status ValidateHeads(const ModelSpec& spec, std::size_t index, const Atten
   }
   if (heads.rope < 0) return absl::OkStatus();
   if (static_cast<std::size_t>(heads.rope) >= spec.rope_tables.size()) {
-    return Invalid(
-        index, absl::StrCat("rope table is ", heads.rope, ", there are ", spec.rope_tables.size()));
+    return Invalid(index, absl::StrCat("rope table is ", heads.rope,
+                                       ", the number of rope tables is ", spec.rope_tables.size()));
   }
   if (heads.rotary_size == 0 || heads.rotary_size % 2 != 0 ||
       heads.rotary_first + heads.rotary_size > heads.head_size) {
@@ -319,7 +319,7 @@ std::string UnsupportedAttention(const ModelSpec& spec, const AttentionSpec& hea
   const bool norms_rotated =
       heads.qk_norm_after_rope && Has(heads.qk_norm) && !NormCommutesWithRope(spec, heads);
   const Knob knobs[] = {
-      {"v_head_size unlike head_size", heads.v_head_size != heads.head_size},
+      {"v_head_size different from head_size", heads.v_head_size != heads.head_size},
       // Kernels of a GPU write four columns at a time.
       {"a head_size above 512 or not a multiple of 4",
        heads.head_size > kernels::kMaxQkvColumns || heads.head_size % 4 != 0, true},

@@ -20,13 +20,13 @@ constexpr absl::string_view kChosenKeys[] = {"num_experts_per_tok", "experts_per
 // Reads a number that has several names. If more than one is given, they must agree.
 absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
                                            std::span<const absl::string_view> keys,
-                                           std::uint32_t least, std::uint32_t most,
-                                           std::uint32_t absent) {
+                                           std::uint32_t low, std::uint32_t high,
+                                           std::uint32_t fallback) {
   std::optional<std::int64_t> value;
   absl::string_view from;
   for (const absl::string_view key : keys) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(key, least, most));
+                           reader.OptionalInteger(key, low, high));
     if (!given) continue;
     if (value && *given != *value) {
       return reader.Error(key, absl::StrCat("is ", *given, ", but ", from, " is ", *value));
@@ -34,11 +34,12 @@ absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
     value = given;
     from = key;
   }
-  return static_cast<std::uint32_t>(value.value_or(absent));
+  return static_cast<std::uint32_t>(value.value_or(fallback));
 }
 
-// Every decoder_sparse_step-th or interleave_moe_layer_step-th layer is sparse, except those in
-// mlp_only_layers. If moe_layers is given, exactly the layers that it lists are sparse.
+// Sparse layers are MoE layers. Every decoder_sparse_step-th or interleave_moe_layer_step-th layer
+// is sparse, except those in mlp_only_layers. If moe_layers is given, exactly the layers that it
+// lists are sparse.
 absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, const Family& family,
                                                    std::uint32_t num_layers) {
   std::vector<bool> sparse(num_layers, true);
@@ -69,10 +70,10 @@ absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, c
 
 // Reads a number above 0.
 absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl::string_view key,
-                          double absent, double* value) {
+                          double fallback, double* value) {
   if (!ReadsKey(family, key)) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> given, reader.OptionalNumber(key));
-  *value = given.value_or(absent);
+  *value = given.value_or(fallback);
   if (*value > 0 && *value <= 1e6) return absl::OkStatus();
   return reader.Error(key, absl::StrCat("is ", *value, ", it must be above 0 and at most 1e6"));
 }
@@ -191,39 +192,40 @@ absl::StatusOr<MoeConfig> ReadOptionalMoe(const ConfigReader& reader, std::uint3
 absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& family,
                                   std::uint32_t num_layers, std::uint32_t intermediate_size) {
   MoeConfig moe;
-  const ConfigDefaults& absent = family.defaults;
+  const ConfigDefaults& defaults = family.defaults;
   if (ReadsKey(family, "enable_moe_block")) return ReadOptionalMoe(reader, num_layers);
-  if (absent.num_experts == 0) return moe;
+  if (defaults.num_experts == 0) return moe;
   // Models with an MLP beside the experts may have no experts.
-  const std::uint32_t least = ReadsKey(family, "shared_intermediate_size") ? 0 : 1;
+  const std::uint32_t low = ReadsKey(family, "shared_intermediate_size") ? 0 : 1;
   QUIRE_ASSIGN_OR_RETURN(moe.num_experts,
-                         AliasedCount(reader, kExpertKeys, least, kMaxExperts, absent.num_experts));
+                         AliasedCount(reader, kExpertKeys, low, kMaxExperts, defaults.num_experts));
   if (moe.num_experts == 0) return moe;
   QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, AliasedCount(reader, kChosenKeys, 1, kMaxExperts,
-                                                             absent.experts_per_token));
+                                                             defaults.experts_per_token));
   if (moe.experts_per_token > moe.num_experts) {
-    return reader.Error("num_experts_per_tok",
-                        absl::StrCat("is ", moe.experts_per_token, ", it must be at most the ",
-                                     moe.num_experts, " experts"));
+    return reader.Error(
+        "num_experts_per_tok",
+        absl::StrCat("is ", moe.experts_per_token, ", it must be at most the number of experts ",
+                     moe.num_experts));
   }
   moe.intermediate_size = intermediate_size;
   if (ReadsKey(family, "moe_intermediate_size")) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
                            reader.OptionalInteger("moe_intermediate_size", 1, kMaxIntermediate));
     moe.intermediate_size =
-        static_cast<std::uint32_t>(width.value_or(absent.moe_intermediate_size));
+        static_cast<std::uint32_t>(width.value_or(defaults.moe_intermediate_size));
   }
   if (ReadsKey(family, "shared_expert_intermediate_size")) {
     QUIRE_ASSIGN_OR_RETURN(
         const std::optional<std::int64_t> width,
         reader.OptionalInteger("shared_expert_intermediate_size", 1, kMaxIntermediate));
     moe.shared_expert_intermediate_size =
-        static_cast<std::uint32_t>(width.value_or(absent.shared_expert_intermediate_size));
+        static_cast<std::uint32_t>(width.value_or(defaults.shared_expert_intermediate_size));
   }
   for (const absl::string_view key : {"norm_topk_prob", "moe_renormalize"}) {
     if (!ReadsKey(family, key)) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalize, reader.OptionalBool(key));
-    moe.norm_topk_prob = renormalize.value_or(absent.norm_topk_prob);
+    moe.norm_topk_prob = renormalize.value_or(defaults.norm_topk_prob);
   }
   QUIRE_RETURN_IF_ERROR(
       ReadPositive(reader, family, "swiglu_limit", kDefaultSwigluLimit, &moe.swiglu_limit));

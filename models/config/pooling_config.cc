@@ -23,25 +23,25 @@ constexpr absl::string_view kModules = "modules.json";
 constexpr absl::string_view kDefaultPooling = "1_Pooling/config.json";
 
 // A JSON file and the document that owns its values.
-struct ReadFile {
+struct JsonFile {
   std::string label;
   formats::JsonDocument document;
 
   ConfigReader reader() const { return {label, document.root()}; }
 };
 
-absl::StatusOr<ReadFile> ReadJson(const formats::ModelFiles& files, absl::string_view name) {
+absl::StatusOr<JsonFile> ReadJson(const formats::ModelFiles& files, absl::string_view name) {
   QUIRE_ASSIGN_OR_RETURN(const formats::ModelFile file, files.Open(name));
   absl::StatusOr<formats::JsonDocument> document = formats::JsonDocument::Parse(file.text());
   if (!document.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(file.label(), ": ", document.status().message()));
   }
-  return ReadFile{file.label(), *std::move(document)};
+  return JsonFile{file.label(), *std::move(document)};
 }
 
-absl::StatusOr<ReadFile> ReadObject(const formats::ModelFiles& files, absl::string_view name) {
-  QUIRE_ASSIGN_OR_RETURN(ReadFile file, ReadJson(files, name));
+absl::StatusOr<JsonFile> ReadObject(const formats::ModelFiles& files, absl::string_view name) {
+  QUIRE_ASSIGN_OR_RETURN(JsonFile file, ReadJson(files, name));
   if (file.document.root().is_object()) return file;
   return absl::InvalidArgumentError(absl::StrCat(file.label, ": not a JSON object"));
 }
@@ -60,10 +60,11 @@ absl::StatusOr<PoolingMode> ReadNewMode(const ConfigReader& reader,
     QUIRE_ASSIGN_OR_RETURN(const std::string name, mode.AsString());
     return ParseMode(reader, name);
   }
-  if (!mode.is_array()) return reader.Error("pooling_mode", "must be a name");
+  if (!mode.is_array())
+    return reader.Error("pooling_mode", "must be a string, or a list of strings");
   if (mode.size() != 1) return reader.Unsupported("pooling_mode", "(supported: one mode)");
   const absl::StatusOr<std::string> name = mode.At(0).AsString();
-  if (!name.ok()) return reader.Error("pooling_mode", "must be a list of names");
+  if (!name.ok()) return reader.Error("pooling_mode", "must be a string, or a list of strings");
   return ParseMode(reader, *name);
 }
 
@@ -94,7 +95,7 @@ absl::StatusOr<PoolingMode> ReadOldMode(const ConfigReader& reader) {
 
 absl::StatusOr<PoolingMode> ReadMode(const formats::ModelFiles& files, absl::string_view name,
                                      std::uint32_t hidden_size) {
-  QUIRE_ASSIGN_OR_RETURN(const ReadFile file, ReadObject(files, name));
+  QUIRE_ASSIGN_OR_RETURN(const JsonFile file, ReadObject(files, name));
   const ConfigReader reader = file.reader();
   for (const absl::string_view key : {"word_embedding_dimension", "embedding_dimension"}) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
@@ -109,7 +110,7 @@ absl::StatusOr<PoolingMode> ReadMode(const formats::ModelFiles& files, absl::str
 
 absl::StatusOr<LogitScore> ReadLogitScore(const formats::ModelFiles& files, absl::string_view name,
                                           std::uint32_t vocab_size) {
-  QUIRE_ASSIGN_OR_RETURN(const ReadFile file, ReadObject(files, name));
+  QUIRE_ASSIGN_OR_RETURN(const JsonFile file, ReadObject(files, name));
   const ConfigReader reader = file.reader();
   LogitScore score;
   for (const auto& [key, id] : {std::pair("true_token_id", &score.true_token_id),
@@ -135,7 +136,7 @@ struct Module {
 };
 
 absl::StatusOr<std::vector<Module>> ReadModules(const formats::ModelFiles& files) {
-  QUIRE_ASSIGN_OR_RETURN(const ReadFile file, ReadJson(files, kModules));
+  QUIRE_ASSIGN_OR_RETURN(const JsonFile file, ReadJson(files, kModules));
   const formats::JsonValue root = file.document.root();
   const auto label = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(file.label, ": ", status.message()));
@@ -150,8 +151,8 @@ absl::StatusOr<std::vector<Module>> ReadModules(const formats::ModelFiles& files
     const Module module{*type, *path};
     const bool has_files = i > 0 && !module.Is("Normalize");
     if (has_files && !formats::IsNestedName(module.ConfigName())) {
-      return absl::InvalidArgumentError(absl::StrCat(file.label, ": path \"", module.path,
-                                                     "\" is not the name of a folder beside it"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          file.label, ": path \"", module.path, "\" is not the name of a folder beside this file"));
     }
     modules.push_back(module);
   }
@@ -189,10 +190,10 @@ absl::StatusOr<PoolingConfig> FromModules(const formats::ModelFiles& files,
 }
 
 // Rejects settings that would change every text before tokenization.
-absl::Status CheckTexts(const formats::ModelFiles& files, bool is_reranker) {
+absl::Status CheckTextSettings(const formats::ModelFiles& files, bool is_reranker) {
   constexpr absl::string_view kTransformer = "sentence_bert_config.json";
   if (files.Has(kTransformer)) {
-    QUIRE_ASSIGN_OR_RETURN(const ReadFile file, ReadObject(files, kTransformer));
+    QUIRE_ASSIGN_OR_RETURN(const JsonFile file, ReadObject(files, kTransformer));
     const ConfigReader reader = file.reader();
     QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> lowers, reader.OptionalBool("do_lower_case"));
     if (lowers.value_or(false)) return reader.Unsupported("do_lower_case", "");
@@ -205,7 +206,7 @@ absl::Status CheckTexts(const formats::ModelFiles& files, bool is_reranker) {
   }
   constexpr absl::string_view kPrompts = "config_sentence_transformers.json";
   if (!files.Has(kPrompts)) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const ReadFile file, ReadObject(files, kPrompts));
+  QUIRE_ASSIGN_OR_RETURN(const JsonFile file, ReadObject(files, kPrompts));
   const ConfigReader reader = file.reader();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> prompt,
                          reader.OptionalString("default_prompt_name"));
@@ -227,7 +228,7 @@ absl::StatusOr<PoolingConfig> ReadPoolingConfig(const formats::ModelFiles& files
   } else {
     return config;
   }
-  QUIRE_RETURN_IF_ERROR(CheckTexts(files, config.logit_score.has_value()));
+  QUIRE_RETURN_IF_ERROR(CheckTextSettings(files, config.logit_score.has_value()));
   return config;
 }
 

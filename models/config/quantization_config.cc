@@ -20,8 +20,8 @@ constexpr std::int64_t kMaxGroup = 65536;
 using Strings = std::vector<std::string>;
 
 // Adds one warning that names the unknown keys.
-void WarnOfKeys(const ConfigReader& reader, std::initializer_list<absl::string_view> known,
-                std::vector<std::string>* warnings) {
+void WarnOfUnknownKeys(const ConfigReader& reader, std::initializer_list<absl::string_view> known,
+                       std::vector<std::string>* warnings) {
   Strings unknown;
   for (const std::string& key : reader.Keys()) {
     if (key == "quant_method" || std::find(known.begin(), known.end(), key) != known.end()) {
@@ -103,10 +103,10 @@ absl::Status ReadBlock(const ConfigReader& reader, absl::string_view key,
 
 absl::Status ReadFp8(const ConfigReader& reader, formats::StoredQuantization* result,
                      std::vector<std::string>* warnings) {
-  WarnOfKeys(reader,
-             {"fmt", "activation_scheme", "weight_block_size", "scale_fmt",
-              "modules_to_not_convert", "dequantize"},
-             warnings);
+  WarnOfUnknownKeys(reader,
+                    {"fmt", "activation_scheme", "weight_block_size", "scale_fmt",
+                     "modules_to_not_convert", "dequantize"},
+                    warnings);
   result->is_fp8 = true;
   QUIRE_RETURN_IF_ERROR(CheckChoice(reader, "fmt", {"e4m3", "float8_e4m3fn"}));
   QUIRE_RETURN_IF_ERROR(CheckChoice(reader, "activation_scheme", {"dynamic", "static"}));
@@ -117,7 +117,7 @@ absl::Status ReadFp8(const ConfigReader& reader, formats::StoredQuantization* re
 
 absl::Status ReadMxfp4(const ConfigReader& reader, formats::StoredQuantization* result,
                        std::vector<std::string>* warnings) {
-  WarnOfKeys(reader, {"modules_to_not_convert", "dequantize"}, warnings);
+  WarnOfUnknownKeys(reader, {"modules_to_not_convert", "dequantize"}, warnings);
   return ReadNotConverted(reader, "modules_to_not_convert", result);
 }
 
@@ -137,43 +137,43 @@ absl::Status CheckDynamic(const ConfigReader& reader) {
 
 absl::Status ReadGptq(const ConfigReader& reader, formats::StoredQuantization* result,
                       std::vector<std::string>* warnings) {
-  WarnOfKeys(reader,
-             {"bits",
-              "group_size",
-              "desc_act",
-              "sym",
-              "checkpoint_format",
-              "format",
-              "is_marlin_format",
-              "pack_dtype",
-              "dynamic",
-              "damp_percent",
-              "damp_auto_increment",
-              "static_groups",
-              "true_sequential",
-              "model_name_or_path",
-              "model_file_base_name",
-              "tokenizer",
-              "dataset",
-              "batch_size",
-              "block_name_to_quantize",
-              "cache_block_outputs",
-              "max_input_length",
-              "modules_in_block_to_quantize",
-              "module_name_preceding_first_block",
-              "pad_token_id",
-              "use_cuda_fp16",
-              "use_exllama",
-              "exllama_config",
-              "disable_exllama",
-              "quantizer",
-              "meta",
-              "lm_head",
-              "backend",
-              "mse",
-              "act_group_aware",
-              "hyb_act"},
-             warnings);
+  WarnOfUnknownKeys(reader,
+                    {"bits",
+                     "group_size",
+                     "desc_act",
+                     "sym",
+                     "checkpoint_format",
+                     "format",
+                     "is_marlin_format",
+                     "pack_dtype",
+                     "dynamic",
+                     "damp_percent",
+                     "damp_auto_increment",
+                     "static_groups",
+                     "true_sequential",
+                     "model_name_or_path",
+                     "model_file_base_name",
+                     "tokenizer",
+                     "dataset",
+                     "batch_size",
+                     "block_name_to_quantize",
+                     "cache_block_outputs",
+                     "max_input_length",
+                     "modules_in_block_to_quantize",
+                     "module_name_preceding_first_block",
+                     "pad_token_id",
+                     "use_cuda_fp16",
+                     "use_exllama",
+                     "exllama_config",
+                     "disable_exllama",
+                     "quantizer",
+                     "meta",
+                     "lm_head",
+                     "backend",
+                     "mse",
+                     "act_group_aware",
+                     "hyb_act"},
+                    warnings);
   QUIRE_ASSIGN_OR_RETURN(result->bits, ReadBits(reader, "bits", {4, 8}));
   QUIRE_RETURN_IF_ERROR(ReadGroup(reader, "group_size", result));
   QUIRE_RETURN_IF_ERROR(CheckDynamic(reader));
@@ -199,11 +199,11 @@ absl::Status ReadGptq(const ConfigReader& reader, formats::StoredQuantization* r
 
 absl::Status ReadAwq(const ConfigReader& reader, formats::StoredQuantization* result,
                      std::vector<std::string>* warnings) {
-  WarnOfKeys(reader,
-             {"bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "backend",
-              "modules_to_not_convert", "do_fuse", "modules_to_fuse", "fuse_max_seq_len",
-              "exllama_config"},
-             warnings);
+  WarnOfUnknownKeys(reader,
+                    {"bits", "w_bit", "group_size", "q_group_size", "zero_point", "version",
+                     "backend", "modules_to_not_convert", "do_fuse", "modules_to_fuse",
+                     "fuse_max_seq_len", "exllama_config"},
+                    warnings);
   QUIRE_ASSIGN_OR_RETURN(result->bits,
                          ReadBits(reader, reader.Has("bits") ? "bits" : "w_bit", {4}));
   QUIRE_RETURN_IF_ERROR(
@@ -281,10 +281,10 @@ absl::Status ReadCompressedWeights(const ConfigReader& group, absl::string_view 
 
 absl::Status ReadCompressedTensors(const ConfigReader& reader, formats::StoredQuantization* result,
                                    std::vector<std::string>* warnings) {
-  WarnOfKeys(reader,
-             {"format", "config_groups", "ignore", "kv_cache_scheme", "quantization_status",
-              "global_compression_ratio", "sparsity_config", "transform_config", "version"},
-             warnings);
+  WarnOfUnknownKeys(reader,
+                    {"format", "config_groups", "ignore", "kv_cache_scheme", "quantization_status",
+                     "global_compression_ratio", "sparsity_config", "transform_config", "version"},
+                    warnings);
   QUIRE_RETURN_IF_ERROR(CheckChoice(
       reader, "format", {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized"}));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> format, reader.OptionalString("format"));

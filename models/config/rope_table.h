@@ -47,12 +47,12 @@ struct RopeConfig {
   double low_freq_factor = 0;               // kLlama3
   double high_freq_factor = 0;              // kLlama3
   std::uint32_t original_max_position = 0;  // kLlama3, kYarn, kLongrope
-  double beta_fast = 32;                    // kYarn, as the fields below
-  double beta_slow = 1;
-  bool truncate = true;
-  std::optional<double> attention_factor;  // kYarn and kLongrope
-  std::optional<double> mscale;
-  std::optional<double> mscale_all_dim;
+  double beta_fast = 32;                    // kYarn
+  double beta_slow = 1;                     // kYarn
+  bool truncate = true;                     // kYarn
+  std::optional<double> attention_factor;   // kYarn and kLongrope
+  std::optional<double> mscale;             // kYarn
+  std::optional<double> mscale_all_dim;     // kYarn
   // [rotary_size / 2], kDefault only: f_i is divided by factors[i]; empty: no factors. This is how
   // GGUF files store kLlama3.
   std::vector<float> factors;

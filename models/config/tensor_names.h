@@ -6,7 +6,7 @@
 
 namespace quire::models {
 
-// Names of a family's tensors; an empty name means that the family has no such tensor. Weights and
+// Names of a family's tensors. An empty name means that the family has no such tensor. Weights and
 // biases end in ".weight" and ".bias". Names of a layer follow `layer_prefix`, the layer's number
 // and a dot.
 struct TensorNames {
@@ -122,7 +122,8 @@ struct TensorNames {
   bool stacks_are_output_major = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output
-  // The shared expert: SHARED.shared_mlp_gate.weight and so on, without the dot if it is empty.
+  // The shared expert: SHARED.shared_mlp_gate.weight and so on. If `shared` is empty, names have
+  // neither SHARED nor its dot.
   absl::string_view shared = "";
   absl::string_view shared_mlp_gate = "gate_proj";
   absl::string_view shared_mlp_up = "up_proj";

@@ -107,8 +107,8 @@ enum class TensorKind : std::uint8_t {
   kVector,       // NAME [rows] or, with columns, [rows, columns]; dimensions of 1 are optional
   kMatrix,       // NAME.weight [rows, columns], NAME.bias [rows]
   kUnconverted,  // like kMatrix, but model.quantization does not apply
-  // NAME.weight [heads * rows of a head, columns], cut into one matrix per head. In families that
-  // name a stack, STACK.weight [heads, outputs, inputs] instead.
+  // NAME.weight [heads * rows of a head, columns], divided into one matrix per head. In families
+  // that name a stack, STACK.weight [heads, outputs, inputs] instead.
   kHeadMatrices,
   kExpertMatrices  // one matrix per expert, stored as TensorNames states
 };
@@ -128,7 +128,7 @@ struct RowRange {
 struct PartInfo {
   absl::string_view TensorNames::*name = nullptr;  // null: no such part
   Dim rows = Dim::kNone;
-  LayerPredicate has_bias = nullptr;  // null: it has none
+  LayerPredicate has_bias = nullptr;  // null: the tensor has no bias
   // The stack of all experts of kExpertMatrices, or of all matrices of kHeadMatrices.
   absl::string_view TensorNames::*stack_name = nullptr;
   // Returns the rows of the tensor that belong to the matrix in memory, in the order of that
@@ -171,7 +171,7 @@ struct TensorInfo {
   bool is_vector() const { return kind == TensorKind::kNorm || kind == TensorKind::kVector; }
 };
 
-// A row of a table. One of the three members is set.
+// A row of a table. One of the three member pointers is set.
 template <typename Block>
 struct TensorRow {
   TensorInfo info;

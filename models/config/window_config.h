@@ -33,9 +33,9 @@ inline constexpr std::int64_t kDefaultWindowPattern = 6;
 
 // Returns the window of each of `num_layers` layers, 0 for full attention; empty if no layer has a
 // window. `rope_layers` is ModelConfig::rope_layers. Returns INVALID_ARGUMENT that names the key if
-// layer_types does not have num_layers entries. Also returns it if layer_types, kEven or kPattern
-// demand windows, but sliding_window is null or disabled. Returns UNIMPLEMENTED for other kinds of
-// layers.
+// layer_types does not have num_layers entries. Returns INVALID_ARGUMENT if layer_types, kEven or
+// kPattern demand windows, but sliding_window is null or disabled. Returns UNIMPLEMENTED for other
+// kinds of layers.
 absl::StatusOr<std::vector<std::uint32_t>> ReadWindows(const ConfigReader& reader,
                                                        const Family& family,
                                                        std::uint32_t num_layers,

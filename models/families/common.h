@@ -99,19 +99,19 @@ inline constexpr absl::string_view kGgufSigmoidKeys[] = {"expert_count",
                                                          "expert_gating_func",
                                                          "leading_dense_block_count"};
 
-// Returns `keys`, then `more`.
+// Returns `keys`, then `appended`.
 template <std::size_t N, std::size_t M>
 constexpr std::array<absl::string_view, N + M> JoinKeys(const absl::string_view (&keys)[N],
-                                                        const absl::string_view (&more)[M]) {
+                                                        const absl::string_view (&appended)[M]) {
   std::array<absl::string_view, N + M> all;
-  std::copy_n(more, M, std::copy_n(keys, N, all.begin()));
+  std::copy_n(appended, M, std::copy_n(keys, N, all.begin()));
   return all;
 }
 template <std::size_t N, std::size_t M>
 constexpr std::array<absl::string_view, N + M> JoinKeys(
-    const std::array<absl::string_view, N>& keys, const absl::string_view (&more)[M]) {
+    const std::array<absl::string_view, N>& keys, const absl::string_view (&appended)[M]) {
   std::array<absl::string_view, N + M> all;
-  std::copy_n(more, M, std::copy_n(keys.begin(), N, all.begin()));
+  std::copy_n(appended, M, std::copy_n(keys.begin(), N, all.begin()));
   return all;
 }
 
@@ -128,8 +128,8 @@ inline constexpr auto kGgufIndexKeys = JoinKeys(
 // GGUF add the offset to the weights, so it is 0 for GGUF files.
 NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset = 0);
 
-// Rounds `factor` to the dtype of activations in training. transformers rounds embedding factors
-// that way.
+// Rounds `factor` to the dtype of activations in training, as transformers rounds embedding
+// factors.
 float RoundToTrainingDType(const ModelConfig& config, double factor);
 
 // Returns a decoder with RMS pre-norms, grouped-query attention with half-split rope, and a gated

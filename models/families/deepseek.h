@@ -4,10 +4,10 @@
 //
 // RMS pre-norms, MLA with interleaved rope on a part of each head, and yarn whose mscale also
 // multiplies the attention scale. MoE layers with shared experts follow first_k_dense_replace dense
-// layers. V2 routes by a softmax over all experts and never renormalizes. V3 routes by sigmoids; a
+// layers. V2 routes by a softmax over all experts and never renormalizes. V3 routes by sigmoids. A
 // correction bias affects the choice only, and a group is scored by its two best experts. Experts
-// of groups that are not kept are never chosen. GLM-4.7-Flash is V3 with other defaults. V3.2 is
-// V3 with a learned selection of keys, whose indexer has half-split rope. Source:
+// of groups that are not kept are never chosen. GLM-4.7-Flash is V3 with other defaults. V3.2 is V3
+// with a learned selection of keys, whose indexer has half-split rope. Source:
 // modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_deepseek_v32.py and
 // modeling_glm4_moe_lite.py of Hugging Face transformers.
 

@@ -140,8 +140,8 @@ void SetHeads(const ModelConfig& config, std::size_t index, AttentionSpec* heads
   heads->v_from_k = own.attention_k_eq_v;
 }
 
-// Makes each of the last num_kv_shared_layers layers read the K and V of an earlier layer. That is
-// the last layer of the same kind (windowed or full) that stores its own K and V.
+// Makes each of the last num_kv_shared_layers layers read the K and V of an earlier layer: the last
+// layer of the same kind (windowed or full) that stores its own K and V.
 absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
   const PerLayerConfig& own = config.per_layer;
   const std::size_t first = spec->layers.size() - own.num_kv_shared_layers;
@@ -155,7 +155,7 @@ absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
     if (layer.kv_from_layer < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "num_kv_shared_layers is ", own.num_kv_shared_layers, ", but no layer before ", first,
-          " has the type of layer ", i, "; set a lower number"));
+          " has the attention type of layer ", i, "; set a lower number"));
     }
     if (own.use_double_wide_mlp) layer.dense.intermediate *= 2;
   }

@@ -214,8 +214,8 @@ class GgufConfigReader {
       if (!known) unknown.push_back(key);
     }
     if (!unknown.empty()) {
-      config_.warnings.push_back(
-          absl::StrCat("unknown keys are ignored: ", absl::StrJoin(unknown, ", ")));
+      config_.warnings.push_back(absl::StrCat("the GGUF file has unknown keys, which are ignored: ",
+                                              absl::StrJoin(unknown, ", ")));
     }
     return absl::OkStatus();
   }
@@ -289,11 +289,11 @@ class GgufConfigReader {
     }
     // MLA has other head sizes (ReadGgufMla).
     if (FamilyReads("attention.kv_lora_rank")) return absl::OkStatus();
-    return MustBe("attention.value_length", config_.head_dim);
+    return CheckHeadSize("attention.value_length", config_.head_dim);
   }
 
   // Checks a key that must equal the head size in supported models.
-  absl::Status MustBe(absl::string_view suffix, std::uint32_t head_size) const {
+  absl::Status CheckHeadSize(absl::string_view suffix, std::uint32_t head_size) const {
     const std::string key = Key(suffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
                            gguf_.OptionalInteger(key, 1, kMaxHeadDim));
@@ -356,13 +356,13 @@ class GgufConfigReader {
     }
     const std::uint32_t global = config_.per_layer.global_head_dim;
     if (global != 0) {
-      QUIRE_RETURN_IF_ERROR(MustBe("attention.value_length_swa", config_.head_dim));
-      QUIRE_RETURN_IF_ERROR(MustBe("rope.dimension_count_swa", config_.head_dim));
-      return MustBe(kSuffix, global);
+      QUIRE_RETURN_IF_ERROR(CheckHeadSize("attention.value_length_swa", config_.head_dim));
+      QUIRE_RETURN_IF_ERROR(CheckHeadSize("rope.dimension_count_swa", config_.head_dim));
+      return CheckHeadSize(kSuffix, global);
     }
     const bool is_partial =
         ReadsKey(*family_, "partial_rotary_factor") || ReadsKey(*family_, "rotary_dim");
-    if (!is_partial) return MustBe(kSuffix, config_.head_dim);
+    if (!is_partial) return CheckHeadSize(kSuffix, config_.head_dim);
     const std::string key = Key(kSuffix);
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
                            gguf_.OptionalInteger(key, 2, config_.head_dim));
@@ -516,15 +516,15 @@ class GgufConfigReader {
 
   // Reads the factors and caps of scores and logits.
   absl::Status ReadScores() {
-    const ConfigDefaults& absent = family_->defaults;
+    const ConfigDefaults& defaults = family_->defaults;
     const struct {
       absl::string_view key;
       double* value;
       double absent;
-    } caps[] = {
-        {"attn_logit_softcapping", &config_.attn_logit_softcapping, absent.attn_logit_softcapping},
-        {"final_logit_softcapping", &config_.final_logit_softcapping,
-         absent.final_logit_softcapping}};
+    } caps[] = {{"attn_logit_softcapping", &config_.attn_logit_softcapping,
+                 defaults.attn_logit_softcapping},
+                {"final_logit_softcapping", &config_.final_logit_softcapping,
+                 defaults.final_logit_softcapping}};
     for (const auto& cap : caps) {
       if (!FamilyReads(cap.key)) continue;
       QUIRE_ASSIGN_OR_RETURN(*cap.value, keys().Positive(cap.key, cap.absent));

@@ -39,18 +39,18 @@ absl::StatusOr<std::optional<std::uint32_t>> GgufKeys::OptionalCount(absl::strin
 }
 
 absl::StatusOr<std::uint32_t> GgufKeys::CountOr(absl::string_view key, std::uint32_t high,
-                                                std::uint32_t absent) const {
+                                                std::uint32_t fallback) const {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::uint32_t> count, OptionalCount(key, high));
-  return count.value_or(absent);
+  return count.value_or(fallback);
 }
 
-absl::StatusOr<double> GgufKeys::Positive(absl::string_view key, double absent) const {
+absl::StatusOr<double> GgufKeys::Positive(absl::string_view key, double fallback) const {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> number, gguf_.OptionalNumber(Name(key)));
   if (number && (*number <= 0 || *number > kMaxFactor)) {
     return Error(key,
                  absl::StrCat("is ", *number, ", it must be above 0 and at most ", kMaxFactor));
   }
-  return number.value_or(absent);
+  return number.value_or(fallback);
 }
 
 absl::StatusOr<std::vector<std::uint32_t>> GgufKeys::PerBlock(absl::string_view key,
@@ -83,8 +83,8 @@ absl::StatusOr<std::vector<std::uint32_t>> GgufKeys::PerBlock(absl::string_view 
 
 absl::StatusOr<std::uint32_t> GgufKeys::SameInBlocks(absl::string_view key, std::size_t num_blocks,
                                                      std::uint32_t high,
-                                                     std::uint32_t absent) const {
-  if (!Has(key)) return absent;
+                                                     std::uint32_t fallback) const {
+  if (!Has(key)) return fallback;
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> values, PerBlock(key, num_blocks, high));
   std::uint32_t common = 0;
   for (const std::uint32_t value : values) {

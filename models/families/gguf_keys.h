@@ -32,19 +32,19 @@ class GgufKeys {
   absl::StatusOr<std::uint32_t> Count(absl::string_view key, std::uint32_t high) const;
   absl::StatusOr<std::optional<std::uint32_t>> OptionalCount(absl::string_view key,
                                                              std::uint32_t high) const;
-  // Returns a count, or `absent`.
+  // Returns a count, or `fallback` for an absent key.
   absl::StatusOr<std::uint32_t> CountOr(absl::string_view key, std::uint32_t high,
-                                        std::uint32_t absent) const;
-  // Returns a positive number, or `absent`.
-  absl::StatusOr<double> Positive(absl::string_view key, double absent) const;
+                                        std::uint32_t fallback) const;
+  // Returns a positive number, or `fallback` for an absent key.
+  absl::StatusOr<double> Positive(absl::string_view key, double fallback) const;
   // Returns a number for each of `num_blocks` blocks: the elements of an array, or the value itself
   // for every block if it is an integer. Returns an empty vector for an absent key.
   absl::StatusOr<std::vector<std::uint32_t>> PerBlock(absl::string_view key, std::size_t num_blocks,
                                                       std::uint32_t high) const;
   // Returns the number that all blocks share. Blocks with 0 do not use the number and are ignored.
-  // Returns UNIMPLEMENTED if blocks differ, and `absent` for an absent key.
+  // Returns UNIMPLEMENTED if blocks differ, and `fallback` for an absent key.
   absl::StatusOr<std::uint32_t> SameInBlocks(absl::string_view key, std::size_t num_blocks,
-                                             std::uint32_t high, std::uint32_t absent) const;
+                                             std::uint32_t high, std::uint32_t fallback) const;
   absl::Status Error(absl::string_view key, absl::string_view problem) const;
   absl::Status Unsupported(absl::string_view key, absl::string_view value,
                            absl::string_view supported) const;

@@ -273,7 +273,7 @@ absl::Status ReadGgufIndex(const GgufSource& source, ModelConfig* config) {
 absl::Status ReadGgufChunks(const GgufSource& source, ModelConfig* config) {
   if (!source.Reads("interleave_moe_layer_step")) return absl::OkStatus();
   const GgufKeys& keys = source.keys;
-  const ConfigDefaults& absent = source.family.defaults;
+  const ConfigDefaults& defaults = source.family.defaults;
   // Files have no keys for the chunk size, the layers without rope, temperature tuning and the
   // norms of q and k. The values below are those of the published models. A window of 0 marks a
   // file of another model.
@@ -281,20 +281,20 @@ absl::Status ReadGgufChunks(const GgufSource& source, ModelConfig* config) {
   if (keys.Has(kWindow)) {
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t window,
                            keys.gguf().Integer(keys.Name(kWindow), 0, kMaxPositions));
-    if (window == 0 || window != absent.attention_chunk_size) {
+    if (window == 0 || window != defaults.attention_chunk_size) {
       return keys.Unsupported(kWindow, absl::StrCat(window),
-                              absl::StrCat("none, or ", absent.attention_chunk_size));
+                              absl::StrCat("none, or ", defaults.attention_chunk_size));
     }
   }
   constexpr std::uint32_t kInterval = 4;
   constexpr std::uint32_t kExpertsWithoutNorm = 128;
   for (std::uint32_t i = 0; i < config->num_hidden_layers; ++i) {
     config->rope_layers.push_back((i + 1) % kInterval != 0);
-    config->chunks.push_back(config->rope_layers.back() ? absent.attention_chunk_size : 0);
+    config->chunks.push_back(config->rope_layers.back() ? defaults.attention_chunk_size : 0);
   }
   config->attn_temperature_tuning = true;
-  config->floor_scale = absent.floor_scale;
-  config->attn_scale = absent.attn_scale;
+  config->floor_scale = defaults.floor_scale;
+  config->attn_scale = defaults.attn_scale;
   config->use_qk_norm = config->moe.num_experts != kExpertsWithoutNorm;
   return absl::OkStatus();
 }

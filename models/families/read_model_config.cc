@@ -88,7 +88,8 @@ absl::Status ReadLabels(const ConfigReader& reader, ModelConfig* config) {
   }
   const std::int64_t labels = named > 0 ? named : count.value_or(2);
   if (labels > kMaxLabels) {
-    return reader.Error("id2label", absl::StrCat("has ", labels, " entries, at most ", kMaxLabels));
+    return reader.Error("id2label",
+                        absl::StrCat("has ", labels, " entries, the limit is ", kMaxLabels));
   }
   for (std::int64_t i = 0; i < labels; ++i) {
     std::string label = absl::StrCat("LABEL_", i);
@@ -141,21 +142,21 @@ absl::StatusOr<const Family*> SelectFamily(const ConfigReader& reader, ModelConf
   return family;
 }
 
-// Reads a count. Returns `null` for a null key. For an absent key returns `absent`, or `null` if
-// `absent` is 0.
+// Reads a count. Returns `if_null` for a null key. For an absent key returns `if_absent`, or
+// `if_null` if `if_absent` is 0.
 absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
-                                      std::uint32_t most, std::uint32_t absent,
-                                      std::uint32_t null) {
+                                      std::uint32_t high, std::uint32_t if_absent,
+                                      std::uint32_t if_null) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
-                         reader.OptionalInteger(key, 1, most));
+                         reader.OptionalInteger(key, 1, high));
   if (count) return static_cast<std::uint32_t>(*count);
-  return reader.IsNull(key) || absent == 0 ? null : absent;
+  return reader.IsNull(key) || if_absent == 0 ? if_null : if_absent;
 }
 
 // Reads a count that is required unless the family has a default.
 absl::StatusOr<std::uint32_t> RequiredCount(const ConfigReader& reader, absl::string_view key,
-                                            std::uint32_t most, std::uint32_t absent) {
-  return reader.Has(key) || absent == 0 ? reader.Count(key, 1, most) : absent;
+                                            std::uint32_t high, std::uint32_t if_absent) {
+  return reader.Has(key) || if_absent == 0 ? reader.Count(key, 1, high) : if_absent;
 }
 
 absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelConfig* config) {
@@ -179,7 +180,7 @@ absl::Status ReadHeads(const ConfigReader& reader, const Family& family, ModelCo
                                      ", it must divide num_attention_heads ", heads));
   }
   QUIRE_ASSIGN_OR_RETURN(config->head_dim, CountOr(reader, "head_dim", kMaxHeadDim,
-                                                   family.defaults.head_dim, /*null=*/0));
+                                                   family.defaults.head_dim, /*if_null=*/0));
   if (config->head_dim == 0 && config->hidden_size % heads != 0) {
     return reader.Error("num_attention_heads",
                         absl::StrCat("is ", heads, ", without head_dim it must divide hidden_size ",
@@ -291,13 +292,13 @@ struct NumberKey {
 absl::Status ReadNumbers(const ConfigReader& reader, const Family& family, ModelConfig* config) {
   constexpr double kMin = 1e-6;
   constexpr double kMax = 1e6;
-  const ConfigDefaults& absent = family.defaults;
+  const ConfigDefaults& defaults = family.defaults;
   const NumberKey numbers[] = {{"query_pre_attn_scalar", &config->query_pre_attn_scalar,
-                                absent.query_pre_attn_scalar, false},
+                                defaults.query_pre_attn_scalar, false},
                                {"attn_logit_softcapping", &config->attn_logit_softcapping,
-                                absent.attn_logit_softcapping, true},
+                                defaults.attn_logit_softcapping, true},
                                {"final_logit_softcapping", &config->final_logit_softcapping,
-                                absent.final_logit_softcapping, true},
+                                defaults.final_logit_softcapping, true},
                                {"attention_multiplier", &config->attention_multiplier, 1, false},
                                {"embedding_multiplier", &config->embedding_multiplier, 1, false},
                                {"residual_multiplier", &config->residual_multiplier, 1, false},
@@ -382,14 +383,14 @@ absl::Status ReadIds(const ConfigReader& reader, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-// Reads a sampling default in [low, high], or in (low, high] if `open` is true.
+// Reads a sampling default in [low, high], or in (low, high] if `excludes_low` is true.
 absl::Status ReadSampling(const ConfigReader& reader, absl::string_view key, double low,
-                          double high, bool open, std::optional<float>* result) {
+                          double high, bool excludes_low, std::optional<float>* result) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, reader.OptionalNumber(key));
   if (!value) return absl::OkStatus();
-  if (*value < low || *value > high || (open && *value == low)) {
-    return reader.Error(key, absl::StrCat("is ", *value, ", it must be in ", open ? "(" : "[", low,
-                                          ", ", high, "]"));
+  if (*value < low || *value > high || (excludes_low && *value == low)) {
+    return reader.Error(key, absl::StrCat("is ", *value, ", it must be in ",
+                                          excludes_low ? "(" : "[", low, ", ", high, "]"));
   }
   *result = static_cast<float>(*value);
   return absl::OkStatus();

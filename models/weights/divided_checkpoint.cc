@@ -64,26 +64,26 @@ Range RangeOf(std::int64_t whole, std::int64_t own, RankPart part) {
   return {begin, begin + own, whole};
 }
 
-// Cuts the tensors of a checkpoint to the part of a rank.
-class Cutter {
+// Slices the tensors of a checkpoint to the part of a rank.
+class TensorSlicer {
  public:
-  Cutter(const Checkpoint& whole, RankPart part) : part_(part), tensors_(whole.tensors()) {}
+  TensorSlicer(const Checkpoint& whole, RankPart part) : part_(part), tensors_(whole.tensors()) {}
 
   // Keeps rows of NAME.weight and, if it exists, elements of NAME.bias.
   absl::Status KeepRows(const std::string& name, const Range& rows) {
     QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor * weight, Find(name, ".weight", 0, rows));
-    CutRows(weight, rows);
+    SliceRows(weight, rows);
     const auto bias = Lookup(absl::StrCat(name, ".bias"));
     if (bias == tensors_.end()) return absl::OkStatus();
     QUIRE_RETURN_IF_ERROR(Check(*bias, 0, rows));
-    CutRows(&*bias, rows);
+    SliceRows(&*bias, rows);
     return absl::OkStatus();
   }
 
   // Keeps columns of NAME.weight, and NAME.bias on rank 0 only.
   absl::Status KeepColumns(const std::string& name, const Range& columns) {
     QUIRE_ASSIGN_OR_RETURN(formats::StoredTensor * weight, Find(name, ".weight", 1, columns));
-    CutColumns(weight, columns);
+    SliceColumns(weight, columns);
     const auto bias = Lookup(absl::StrCat(name, ".bias"));
     if (bias != tensors_.end() && part_.rank != 0) tensors_.erase(bias);
     return absl::OkStatus();
@@ -128,7 +128,7 @@ class Cutter {
   }
 
   // Rows of a vector are its elements.
-  static void CutRows(formats::StoredTensor* tensor, const Range& rows) {
+  static void SliceRows(formats::StoredTensor* tensor, const Range& rows) {
     const auto row_bytes = static_cast<std::int64_t>(tensor->bytes.size()) / rows.whole;
     tensor->bytes =
         tensor->bytes.subspan(static_cast<std::size_t>(rows.begin * row_bytes),
@@ -136,7 +136,7 @@ class Cutter {
     tensor->shape[0] = rows.end - rows.begin;
   }
 
-  void CutColumns(formats::StoredTensor* tensor, const Range& columns) {
+  void SliceColumns(formats::StoredTensor* tensor, const Range& columns) {
     const std::int64_t element = DTypeSize(tensor->dtype);
     const std::int64_t kept = (columns.end - columns.begin) * element;
     std::vector<std::byte>& copy = copies_->emplace_back();
@@ -192,7 +192,7 @@ absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part) {
 absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const ModelSpec& spec,
                                             const TensorNames& names, RankPart part) {
   QUIRE_ASSIGN_OR_RETURN(const ModelSpec own, SpecOfPart(spec, part));
-  Cutter cutter(whole, part);
+  TensorSlicer slicer(whole, part);
   absl::Status status;
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     ForEachTensor(spec.layers[i], [&](BlockKind block, const TensorInfo& info) {
@@ -211,13 +211,13 @@ absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const Model
           return;
         }
         const std::string name = PartName(names, info, tensor, BlockPrefix(names, block, i));
-        status.Update(info.split == Split::kRows ? cutter.KeepRows(name, range(tensor.rows))
-                                                 : cutter.KeepColumns(name, range(info.columns)));
+        status.Update(info.split == Split::kRows ? slicer.KeepRows(name, range(tensor.rows))
+                                                 : slicer.KeepColumns(name, range(info.columns)));
       }
     });
   }
   QUIRE_RETURN_IF_ERROR(status);
-  return cutter.Take();
+  return slicer.Take();
 }
 
 }  // namespace quire::models

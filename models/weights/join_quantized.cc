@@ -35,9 +35,9 @@ std::int64_t CeilOf(std::int64_t a, std::int64_t b) {
 }
 
 absl::Status CheckShape(const formats::StoredTensor& tensor, const Shape& shape,
-                        absl::string_view why) {
+                        absl::string_view requirement) {
   if (tensor.shape == shape) return absl::OkStatus();
-  return Refuse(tensor, "shape is ", tensor.ShapeText(), ", ", why, " requires [",
+  return Refuse(tensor, "shape is ", tensor.ShapeText(), ", ", requirement, " requires [",
                 absl::StrJoin(shape, ", "), "]");
 }
 
@@ -105,12 +105,12 @@ class Joiner {
     }
     if (num_activation_scales_ > 0) {
       warnings->push_back(absl::StrCat(
-          num_activation_scales_, " scales of activations, such as ", an_activation_scale_,
+          num_activation_scales_, " scales of activations, such as ", example_activation_scale_,
           ", are ignored: static activation quantization is not supported"));
     }
     std::vector<formats::StoredTensor> rest;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (!taken_.contains(i)) rest.push_back(std::move(tensors_[i]));
+      if (!taken_tensors_.contains(i)) rest.push_back(std::move(tensors_[i]));
     }
     std::move(joined.begin(), joined.end(), std::back_inserter(rest));
     tensors_ = std::move(rest);
@@ -124,7 +124,7 @@ class Joiner {
     return found == by_name_.end() ? nullptr : &tensors_[found->second];
   }
   void Take(const formats::StoredTensor& tensor) {
-    taken_.insert(static_cast<std::size_t>(&tensor - tensors_.data()));
+    taken_tensors_.insert(static_cast<std::size_t>(&tensor - tensors_.data()));
   }
   std::optional<formats::StoredTensor> TakeOptional(const std::string& name) {
     const formats::StoredTensor* const tensor = Find(name);
@@ -140,8 +140,8 @@ class Joiner {
   }
 
   absl::StatusOr<formats::StoredTensor> JoinMatrix(const formats::StoredTensor& codes);
-  // Each function finds the parts of the matrix named `stem`. Its quantized weights are the tensor
-  // named `stem` + CodesSuffix.
+  // Each function finds the parts of the matrix named `stem`. The matrix's quantized weights are
+  // the tensor named `stem` + CodesSuffix.
   absl::Status JoinGptq(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinPacked(const std::string& stem, formats::QuantizedParts* parts);
   absl::Status JoinBytes(const std::string& stem, formats::QuantizedParts* parts);
@@ -157,9 +157,9 @@ class Joiner {
   const formats::StoredQuantization& quantization_;
   std::vector<formats::StoredTensor>& tensors_;
   absl::flat_hash_map<std::string, std::size_t> by_name_;
-  absl::flat_hash_set<std::size_t> taken_;
+  absl::flat_hash_set<std::size_t> taken_tensors_;
   std::size_t num_activation_scales_ = 0;
-  std::string an_activation_scale_;
+  std::string example_activation_scale_;
 };
 
 absl::StatusOr<formats::StoredTensor> Joiner::JoinMatrix(const formats::StoredTensor& codes) {
@@ -185,7 +185,7 @@ absl::StatusOr<formats::StoredTensor> Joiner::JoinMatrix(const formats::StoredTe
     std::optional<formats::StoredTensor> unused = TakeOptional(absl::StrCat(stem, suffix));
     if (!unused) continue;
     ++num_activation_scales_;
-    an_activation_scale_ = unused->name;
+    example_activation_scale_ = unused->name;
     parts.unused.push_back(*std::move(unused));
   }
   formats::StoredTensor matrix = codes;
@@ -214,7 +214,7 @@ absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first
   std::int64_t groups = 1;
   std::int64_t rows = parts->rows;
   parts->group = parts->columns;
-  std::string why = "one scale for each output";
+  std::string requirement = "one scale for each output";
   if (quantization_.scope == formats::ScaleScope::kGroup) {
     parts->group = quantization_.group_size;
     if (parts->columns % parts->group != 0) {
@@ -222,22 +222,22 @@ absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first
                     parts->group, " does not divide");
     }
     groups = parts->columns / parts->group;
-    why = absl::StrCat("group_size ", parts->group);
+    requirement = absl::StrCat("group_size ", parts->group);
   } else if (quantization_.scope == formats::ScaleScope::kBlock) {
     parts->rows_per_scale = quantization_.block_rows;
     parts->group = quantization_.block_columns;
     rows = CeilOf(parts->rows, parts->rows_per_scale);
     groups = CeilOf(parts->columns, parts->group);
-    why = absl::StrCat("weight_block_size [", quantization_.block_rows, ", ",
-                       quantization_.block_columns, "]");
+    requirement = absl::StrCat("weight_block_size [", quantization_.block_rows, ", ",
+                               quantization_.block_columns, "]");
   }
-  absl::StrAppend(&why, " of ", parts->rows, " outputs and ", parts->columns, " inputs");
+  absl::StrAppend(&requirement, " of ", parts->rows, " outputs and ", parts->columns, " inputs");
   parts->row_stride = outputs_first ? groups : 1;
   parts->group_stride = outputs_first ? 1 : rows;
   const bool is_vector = outputs_first && quantization_.scope == formats::ScaleScope::kChannel &&
                          scales.shape == Shape{rows};
   if (is_vector) return absl::OkStatus();
-  return CheckShape(scales, outputs_first ? Shape{rows, groups} : Shape{groups, rows}, why);
+  return CheckShape(scales, outputs_first ? Shape{rows, groups} : Shape{groups, rows}, requirement);
 }
 
 absl::Status Joiner::SetOrder(const std::string& name, formats::QuantizedParts* parts) {
@@ -385,7 +385,7 @@ absl::Status Joiner::JoinE2M1(const std::string& stem, formats::QuantizedParts* 
   return absl::OkStatus();
 }
 
-// True if `module` is `entry`, is inside `entry`, or ends with it.
+// True if `module` is `entry`, is inside `entry`, or ends with `entry`.
 bool IsNamedBy(absl::string_view module, absl::string_view entry) {
   return module == entry || absl::StartsWith(module, absl::StrCat(entry, ".")) ||
          absl::EndsWith(module, absl::StrCat(".", entry));

@@ -186,7 +186,7 @@ TEST(Gemma4ConfigTest, RejectsByName) {
       {kDense, "global_head_dim", 63, "global_head_dim is 63, it must be even"},
       {kDense, "global_head_dim", 48, "not a multiple of the smallest one"},
       {kDense, "num_kv_shared_layers", 5, "num_kv_shared_layers"},
-      {kDense, "num_kv_shared_layers", 3, "no layer before 2 has the type of layer 2"},
+      {kDense, "num_kv_shared_layers", 3, "no layer before 2 has the attention type of layer 2"},
       {kDense, "vocab_size_per_layer_input", 303,
        "vocab_size_per_layer_input is 303, it must be at least vocab_size 304"},
       {kDense, "attention_bias", true, "attention_bias true is not supported by gemma4"},
