@@ -14,7 +14,8 @@ namespace quire::kernels {
 //             PackQuantizedRows.
 // Invariants: buffers are consecutive, in the order of the calls of Take. Each starts at a multiple
 //             of kAlignment, which every kernel and tensor map requires of a matrix.
-// Threads: one at a time. Lifetime: movable; buffers outlive the WeightMemory.
+// Threads:    one at a time.
+// Lifetime:   movable; buffers outlive the WeightMemory.
 class WeightMemory {
  public:
   static constexpr std::int64_t kAlignment = 256;

@@ -22,7 +22,7 @@
 //     XTC          with its probability, removes tokens with mass 0. Also removes the tokens whose
 //                  mass is at least threshold * total, except the last one in the order of step 8;
 //                  max x becomes the x of the largest survivor
-//  10 race           exponential race: the smallest e(i) / exp(x(i) - max x) wins, where e = -ln u.
+//  10 race         exponential race: the smallest e(i) / exp(x(i) - max x) wins, where e = -ln u.
 //                  Ties by lower id.
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
 //                  {token / 4, position, choice, 0} as counter. XTC applies if u of the first word

@@ -20,8 +20,8 @@ namespace quire::models {
 // Invariants: names are unique. Headers of the files determine where a tensor is. The index of a
 //             sharded checkpoint only names the files. Every tensor that the index lists must be in
 //             one of the files.
-// Threads: immutable. Lifetime: owns the mapped files; tensor bytes are valid until the Checkpoint
-// is destroyed.
+// Threads:    immutable.
+// Lifetime:   owns the mapped files; tensor bytes are valid until the Checkpoint is destroyed.
 class Checkpoint {
  public:
   // Reads the GGUF file if files.gguf() names one, else model.safetensors, else
