@@ -52,7 +52,7 @@ class Cell {
 };
 
 struct HistogramCells {
-  std::vector<double> upper_bounds;  // of the buckets, ascending, without +Inf
+  std::vector<double> upper_bounds;  // ascending upper bounds of the buckets, without +Inf
   std::unique_ptr<std::atomic<std::uint64_t>[]>
       counts;  // [upper_bounds.size() + 1], not cumulative
   Cell sum;

@@ -119,12 +119,13 @@ class RowStates {
     StateSlot source;          // read by the row's next step instead of `own`; may be shared
     std::uint32_t tokens = 0;  // tokens in the state, including those of the step in flight
     std::uint32_t prompt_tokens = 0;
-    // Position, in tokens, where the prompt diverges from published pages, if it has no usable
-    // snapshot. A snapshot there serves other prompts with the same beginning. 0: none.
+    // Position, in tokens, where the prompt diverges from published pages, if there is no usable
+    // snapshot at this position. A snapshot there serves other prompts with the same beginning. 0:
+    // none.
     std::uint32_t branch_position = 0;
     StateSlot snapshot;  // written by the row's last step, has no node yet
     std::uint32_t snapshot_tokens = 0;
-    std::vector<SlotUse> unproven_uses;  // of slots read or written since the last finite logits
+    std::vector<SlotUse> unproven_uses;  // uses of slots since the last finite logits
   };
 
   Row& at(BatchRow row);

@@ -200,20 +200,20 @@ void PrefixCache::ThinStates(NodeId node, std::size_t limit) {
     node = above;
   }
   while (path_states_.size() > limit) {
-    std::size_t thinnest = FindStateToRemove(/*at_branches=*/false);
+    std::size_t chosen_index = FindStateToRemove(/*at_branches=*/false);
     const auto branches = std::count_if(path_states_.begin() + 2, path_states_.end(),
                                         [](const PathState& state) { return state.is_branch; });
-    if (thinnest == 0 && static_cast<std::size_t>(branches) > limit) {
-      thinnest = FindStateToRemove(/*at_branches=*/true);
+    if (chosen_index == 0 && static_cast<std::size_t>(branches) > limit) {
+      chosen_index = FindStateToRemove(/*at_branches=*/true);
     }
-    if (thinnest == 0) return;
-    RemoveState(path_states_[thinnest].node);
-    path_states_.erase(path_states_.begin() + static_cast<std::ptrdiff_t>(thinnest));
+    if (chosen_index == 0) return;
+    RemoveState(path_states_[chosen_index].node);
+    path_states_.erase(path_states_.begin() + static_cast<std::ptrdiff_t>(chosen_index));
   }
 }
 
 std::size_t PrefixCache::FindStateToRemove(bool at_branches) const {
-  std::size_t thinnest = 0;
+  std::size_t chosen_index = 0;
   std::uint32_t least_gap = 0;
   for (std::size_t i = 2; i < path_states_.size(); ++i) {
     const PathState& state = path_states_[i];
@@ -221,11 +221,11 @@ std::size_t PrefixCache::FindStateToRemove(bool at_branches) const {
     const std::uint32_t gap =
         path_states_[i - 1].tokens - (is_first ? 0 : path_states_[i + 1].tokens);
     if (state.is_branch != at_branches || !states_->is_cached(at(state.node).state)) continue;
-    if (thinnest != 0 && gap > least_gap) continue;
-    thinnest = i;
+    if (chosen_index != 0 && gap > least_gap) continue;
+    chosen_index = i;
     least_gap = gap;
   }
-  return thinnest;
+  return chosen_index;
 }
 
 NodeId PrefixCache::TakeSlot(Kind kind) {

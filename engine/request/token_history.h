@@ -17,8 +17,8 @@ namespace quire::engine {
 // Lifetime:   a value; entries() is valid until the next call that changes it.
 class TokenHistory {
  public:
-  // Replaces the content by the tokens of a prompt. Reserves memory for
-  // `num_outputs` distinct output tokens, for which AddOutput will not allocate. O(tokens).
+  // Replaces the content by the tokens of a prompt. Reserves memory for `num_outputs` distinct
+  // output tokens, for which AddOutput will not allocate. O(tokens).
   void SetPrompt(std::span<const std::int32_t> tokens, std::size_t num_outputs);
   // Counts a token of the output. O(1).
   void AddOutput(std::int32_t token) { ++FindOrAddEntry(token).output_count; }

@@ -90,7 +90,8 @@ TEST(KvGeometryTest, ChecksEachExtentAndType) {
   }
   EXPECT_THAT(broken([](KvGeometry& g) { g.dtype = DType::kI32; }),
               HasSubstr("kv cache dtype is int32"));
-  EXPECT_THAT(broken([](KvGeometry& g) { g.granularity = 16; }), HasSubstr("it must be 1 without scales"));
+  EXPECT_THAT(broken([](KvGeometry& g) { g.granularity = 16; }),
+              HasSubstr("it must be 1 without scales"));
   EXPECT_THAT(broken([](KvGeometry& g) { g = WithScales(g, DType::kF32, 16); }),
               HasSubstr("with scales it must be fp8_e4m3 or int8"));
   EXPECT_THAT(broken([](KvGeometry& g) {
