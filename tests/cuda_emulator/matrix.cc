@@ -99,16 +99,19 @@ void MultiplyAll(void* const* operands, std::uint32_t, std::uint64_t is_bf16) {
 
 }  // namespace
 
-// Uses wider registers if available. No instruction set fuses operations that are written
-// separately, so the bits are equal.
-__attribute__((target_clones("avx2", "default"), optimize("fp-contract=off"))) void AddProduct(
-    double* sums, const float* a, const double* b, std::uint32_t rows, std::uint32_t columns) {
+QUIRE_VECTOR_CLONES void AddProduct(double* sums, const float* a, const double* b,
+                                    std::uint32_t rows, std::uint32_t columns) {
+  constexpr std::size_t kDepth = 16;
   for (std::size_t m = 0; m < rows; ++m) {
-    double* const row = sums + m * columns;
-    for (std::size_t k = 0; k < 16; ++k) {
-      const double factor = a[m * 16 + k];
-      const double* const from = b + k * columns;
-      for (std::size_t n = 0; n < columns; ++n) row[n] += factor * from[n];
+    for (std::size_t n = 0; n < columns; n += kSums) {
+      Sums sum;
+      std::memcpy(&sum, sums + m * columns + n, sizeof(sum));
+      for (std::size_t k = 0; k < kDepth; ++k) {
+        Sums from;
+        std::memcpy(&from, b + k * columns + n, sizeof(from));
+        sum += double{a[m * kDepth + k]} * from;
+      }
+      std::memcpy(sums + m * columns + n, &sum, sizeof(sum));
     }
   }
 }

@@ -20,7 +20,17 @@ inline float Element16(std::uint16_t bits, bool is_bf16) {
   return is_bf16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 
-// sums[m][n] += sum over k of a[m][k] b[k][n], k ascending, for rows of `columns` elements.
+// Compiles a function also for wider registers, which it uses if available. No instruction set
+// fuses operations that are written separately, so the bits are equal.
+#define QUIRE_VECTOR_CLONES \
+  __attribute__((target_clones("avx512f", "avx2", "default"), optimize("fp-contract=off")))
+
+// Sums that are computed together, in one wide register or several narrow ones.
+inline constexpr std::uint32_t kSums = 8;
+using Sums [[gnu::vector_size(kSums * sizeof(double))]] = double;
+
+// sums[m][n] += sum over k of a[m][k] b[k][n], k ascending, for rows of `columns` elements, a
+// multiple of 8.
 void AddProduct(double* sums, const float* a, const double* b, std::uint32_t rows,
                 std::uint32_t columns);
 

@@ -1,7 +1,6 @@
 #include "tests/cuda_emulator/warpgroup.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -75,14 +74,47 @@ std::uint32_t ElementAddress(const Descriptor& d, bool mn_major, std::uint32_t s
   return at ^ (at >> 7 & (d.row_bytes / 16 - 1)) << 4;
 }
 
-float Element(const Descriptor& d, DType type, bool mn_major, std::uint32_t mn, std::uint32_t k) {
-  const std::uint32_t size = SizeOf(type);
-  const std::byte* const at =
-      SharedPointer(ElementAddress(d, mn_major, size, mn, k), size, size, "wgmma");
-  if (type == DType::kF8E4M3) return F8E4M3{static_cast<std::uint8_t>(*at)}.ToFloat();
-  std::uint16_t bits;
-  std::memcpy(&bits, at, sizeof(bits));
-  return Element16(bits, type == DType::kBF16);
+struct Operand {
+  std::uint64_t descriptor;
+  DType type;
+  bool mn_major;
+  std::uint32_t rows;  // along M or N
+};
+
+// Calls `visit(address, mn, k)` for every 16 bytes of the operand. They are consecutive elements
+// along K, or along M or N if MN-major, and the first one is at `mn` and `k`.
+template <typename Visit>
+void ForEachChunk(const Operand& operand, Visit visit) {
+  const Descriptor d = Decode(operand.descriptor);
+  const std::uint32_t size = SizeOf(operand.type);
+  const std::uint32_t mn_step = operand.mn_major ? 16 / size : 1;
+  const std::uint32_t k_step = operand.mn_major ? 1 : 16 / size;
+  for (std::uint32_t mn = 0; mn < operand.rows; mn += mn_step) {
+    for (std::uint32_t k = 0; k < DepthOf(operand.type); k += k_step) {
+      visit(ElementAddress(d, operand.mn_major, size, mn, k), mn, k);
+    }
+  }
+}
+
+// Stores the elements of the operand as to[mn * mn_stride + k * k_stride].
+template <typename T>
+void Gather(const Operand& operand, T* to, std::uint32_t mn_stride, std::uint32_t k_stride) {
+  const std::uint32_t step = operand.mn_major ? mn_stride : k_stride;
+  ForEachChunk(operand, [&](std::uint32_t address, std::uint32_t mn, std::uint32_t k) {
+    T* const out = to + mn * mn_stride + k * k_stride;
+    const std::byte* const from = SharedPointer(address, 16, 16, "wgmma");
+    if (operand.type == DType::kF8E4M3) {
+      for (std::uint32_t i = 0; i < 16; ++i) {
+        out[i * step] = F8E4M3{static_cast<std::uint8_t>(from[i])}.ToFloat();
+      }
+      return;
+    }
+    std::uint16_t bits[8];
+    std::memcpy(bits, from, sizeof(bits));
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      out[i * step] = Element16(bits[i], operand.type == DType::kBF16);
+    }
+  });
 }
 
 std::uint32_t FirstThread() {
@@ -96,13 +128,7 @@ void GatherA(const PendingProduct* const* products, float* a) {
   const PendingProduct& first = *products[0];
   const std::uint32_t depth = DepthOf(first.type);
   if (!first.a_in_registers) {
-    const Descriptor d = Decode(first.a);
-    for (std::uint32_t m = 0; m < kRows; ++m) {
-      for (std::uint32_t k = 0; k < depth; ++k) {
-        a[m * depth + k] = Element(d, first.type, /*mn_major=*/false, m, k);
-      }
-    }
-    return;
+    return Gather({first.a, first.type, /*mn_major=*/false, kRows}, a, depth, 1);
   }
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
     for (std::uint32_t i = 0; i < 8; ++i) {
@@ -123,24 +149,10 @@ std::uint32_t ColumnOf(std::uint32_t t, std::uint32_t i) {
   return i / 4 * 8 + 2 * (t % 4) + i % 2;
 }
 
-struct CheckedOperand {
-  std::uint64_t descriptor;
-  DType type;
-  bool mn_major;
-  std::uint32_t rows;  // along M or N
-};
-
-// Checks the operand in chunks of 16 bytes.
-void CheckOperand(const Thread& thread, const CheckedOperand& operand, const void* code) {
-  const Descriptor d = Decode(operand.descriptor);
-  const std::uint32_t size = SizeOf(operand.type);
-  const std::uint32_t step = operand.mn_major ? 16 / size : 1;
-  for (std::uint32_t mn = 0; mn < operand.rows; mn += step) {
-    for (std::uint32_t k = 0; k < DepthOf(operand.type); k += operand.mn_major ? 1 : 16 / size) {
-      CheckShared(thread, ElementAddress(d, operand.mn_major, size, mn, k), 16, Access::kAsyncRead,
-                  code);
-    }
-  }
+void CheckOperand(const Thread& thread, const Operand& operand, const void* code) {
+  ForEachChunk(operand, [&](std::uint32_t address, std::uint32_t, std::uint32_t) {
+    CheckShared(thread, address, 16, Access::kAsyncRead, code);
+  });
 }
 
 // Records both operands in shared memory as accesses of one thread per warp, at the issue and at
@@ -163,33 +175,46 @@ void CheckSame(const PendingProduct& a, const PendingProduct& b) {
   Fatal("threads of one warpgroup issued different wgmma products");
 }
 
-// Truncates x to a multiple of `unit`, a power of two.
-double Cut(double x, double unit) {
-  return std::trunc(x / unit) * unit;
-}
-// Returns the last bit kept in a sum whose largest addend is x.
-double UnitOf(double x) {
-  constexpr int kFraction = 13;
-  return std::ldexp(1, std::ilogb(x) - kFraction);
-}
-
-// Computes one sum of e4m3 products. Elements of `b` are `columns` apart.
-double AddE4M3(double sum, const float* a, const double* b, std::uint32_t columns) {
-  double addends[kMaxDepth + 1] = {sum};
-  double largest = std::fabs(sum);
-  bool is_finite = std::isfinite(sum);
+// Computes the sums of e4m3 products of a row of A with kSums columns of B, whose rows are
+// `columns` long. Addends are truncated to 13 bits less than the largest one has, and the sum to 13
+// bits less than it has itself.
+QUIRE_VECTOR_CLONES void AddE4M3(double* sums, const float* a, const double* b,
+                                 std::uint32_t columns) {
+  using Bits [[gnu::vector_size(sizeof(Sums))]] = std::int64_t;
+  using Counts [[gnu::vector_size(kSums * sizeof(std::int32_t))]] = std::int32_t;
+  constexpr std::int64_t kMagnitude = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kExponent = std::int64_t{0x7ff} << 52;
+  constexpr std::int64_t kFraction = std::int64_t{13} << 52;
+  constexpr std::int64_t kOne = std::int64_t{0x3ff} << 52;  // the exponent of 1
+  Sums addends[kMaxDepth + 1];
+  std::memcpy(&addends[0], sums, sizeof(Sums));
   for (std::uint32_t k = 0; k < kMaxDepth; ++k) {
-    const double addend = double{a[k]} * b[k * columns];
-    addends[k + 1] = addend;
-    is_finite &= std::isfinite(addend);
-    largest = std::max(largest, std::fabs(addend));
+    std::memcpy(&addends[k + 1], b + k * columns, sizeof(Sums));
+    addends[k + 1] *= double{a[k]};
   }
-  if (!is_finite) return std::numeric_limits<double>::quiet_NaN();
-  if (largest == 0) return 0;
-  const double unit = UnitOf(largest);
-  double total = 0;
-  for (const double addend : addends) total += Cut(addend, unit);
-  return total == 0 ? 0 : Cut(total, UnitOf(total));
+  // Infinities and NaN have the largest magnitudes.
+  Bits largest = {};
+  for (const Sums& addend : addends) {
+    const Bits magnitude = reinterpret_cast<Bits>(addend) & kMagnitude;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const Bits is_finite = largest < kExponent;
+  // The unit of zeros is never used, since they are multiples of every unit.
+  const Bits unit_bits = ((largest == 0 ? largest + kOne : largest) & kExponent) - kFraction;
+  const Sums unit = reinterpret_cast<Sums>(unit_bits);
+  Sums total = {};
+  for (const Sums& addend : addends) {
+    const Counts units = __builtin_convertvector(addend / unit, Counts);  // truncates
+    total += __builtin_convertvector(units, Sums) * unit;
+  }
+  const Bits total_bits = reinterpret_cast<Bits>(total) & kExponent;
+  const Bits last_bits = (total_bits == 0 ? total_bits + kOne : total_bits) - kFraction;
+  const Sums last = reinterpret_cast<Sums>(last_bits);
+  const Counts units = __builtin_convertvector(total / last, Counts);
+  total = __builtin_convertvector(units, Sums) * last;
+  const Sums nan = Sums{} + std::numeric_limits<double>::quiet_NaN();
+  total = is_finite ? total : nan;
+  std::memcpy(sums, &total, sizeof(Sums));
 }
 
 // products[t] are those of the 128 threads. `sums` [64][columns] contains the accumulators.
@@ -200,20 +225,13 @@ void Multiply(const PendingProduct* const* products, double* sums) {
   static float a[kRows * kMaxDepth];
   static double b[kMaxDepth * 256];
   GatherA(products, a);
-  const Descriptor d = Decode(first.b);
-  for (std::uint32_t k = 0; k < depth; ++k) {
-    for (std::uint32_t c = 0; c < n; ++c) {
-      b[k * n + c] = Element(d, first.type, first.transposed_b, c, k);
-    }
-  }
+  Gather({first.b, first.type, first.transposed_b, n}, b, 1, n);
   if (first.type != DType::kF8E4M3) {
     AddProduct(sums, a, b, kRows, n);
     return;
   }
   for (std::uint32_t m = 0; m < kRows; ++m) {
-    for (std::uint32_t c = 0; c < n; ++c) {
-      sums[m * n + c] = AddE4M3(sums[m * n + c], a + m * depth, b + c, n);
-    }
+    for (std::uint32_t c = 0; c < n; c += kSums) AddE4M3(sums + m * n + c, a + m * depth, b + c, n);
   }
 }
 
