@@ -52,14 +52,20 @@ class Record {
   std::uint64_t bits_ = 0;
 };
 
-struct Cell {
+}  // namespace
+
+struct AccessCell {
   Record write;
   Record reads[2];  // of two threads, the later first
   // Offsets from the start of the program.
   std::uint32_t write_code = 0;
   std::uint32_t read_code = 0;
 };
-static_assert(sizeof(Cell) == 32);
+static_assert(sizeof(AccessCell) == 32);
+
+namespace {
+
+using Cell = AccessCell;
 
 struct Launches {
   // Block numbers of the running launch, and of the oldest launch that it may overlap.
@@ -83,17 +89,19 @@ Cell* MapCells(std::uint64_t bytes_of_memory) {
   return static_cast<Cell*>(p);
 }
 
-Cell* DeviceCells() {
-  static Cell* const cells = MapCells(kDeviceArenaBytes);
-  return cells;
-}
+// Null before the first checked launch.
+Cell* device_cells = nullptr;
 
 Cell* SharedCells() {
-  static Cell* const cells = MapCells(std::uint64_t{kMaxResidentBlocks} * kSharedWindow);
-  return cells + std::size_t{CurrentSlot()} * (kSharedWindow / kBytes);
+  SharedBytes& bytes = *shared_bytes;
+  if (bytes.cells == nullptr) [[unlikely]]
+    bytes.cells = MapCells(kSharedWindow);
+  return bytes.cells;
 }
 
-bool IsOrdered(const Record& record, const Thread& thread, bool for_async_proxy) {
+// The cases that IsOrdered does not decide.
+[[gnu::noinline]] bool IsOrderedByOther(const Record& record, const Thread& thread,
+                                        bool for_async_proxy) {
   const ThreadClock& clock = thread.clock;
   const Seen& seen = *clock.seen;
   const std::uint32_t member = record.member();
@@ -106,13 +114,21 @@ bool IsOrdered(const Record& record, const Thread& thread, bool for_async_proxy)
     }
     return member == thread.index || record.clock() <= seen.clocks[member];
   }
-  if (record.block() < launches.first) {
-    return record.block() < launches.overlapped || seen.clocks[FrontMember(NumThreads())] != 0;
-  }
+  if (record.block() < launches.first) return seen.clocks[FrontMember(NumThreads())] != 0;
   for (const auto& [block, other] : seen.other_blocks) {
     if (block == record.block()) return record.clock() <= other->clocks[member];
   }
   return false;
+}
+
+[[gnu::always_inline]] inline bool IsOrdered(const Record& record, const Thread& thread,
+                                             bool for_async_proxy) {
+  if (record.block() < launches.overlapped) return true;
+  if (record.block() == thread.block && !for_async_proxy) {
+    const std::uint32_t member = record.member();
+    return member == thread.index || record.clock() <= thread.clock.seen->clocks[member];
+  }
+  return IsOrderedByOther(record, thread, for_async_proxy);
 }
 
 const char* Verb(Access access) {
@@ -156,20 +172,38 @@ std::string Missing(const Record& record, const Thread& thread, const void* p, A
 
 // The current action of a thread.
 struct Doing {
+  Doing(const Thread& of, Access what, const void* at)
+      : thread(of),
+        access(what),
+        code(CodeOffset(at)),
+        record(of.block, of.index, of.clock.now, /*bytes=*/0, what == Access::kAtomic) {}
   const Thread& thread;
-  Access access;
-  std::uint32_t code;
+  const Access access;
+  const std::uint32_t code;
+  const Record record;  // of no bytes
 };
 
 // `earlier` is a record of the cell of p.
-[[noreturn]] void ReportRace(const Cell& cell, const Record& earlier, const void* p,
-                             const Doing& now) {
+[[noreturn]] [[gnu::cold]] void ReportRace(const Cell& cell, const Record& earlier, const void* p,
+                                           const Doing& now) {
   const bool earlier_writes = &earlier == &cell.write;
   const std::uint32_t code = earlier_writes ? cell.write_code : cell.read_code;
   Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
                      ", which ", Who(earlier, now.thread),
                      earlier_writes ? " wrote at " : " read at ", LineOf(CodeAt(code)), ": ",
                      Missing(earlier, now.thread, p, now.access)));
+}
+
+[[noreturn]] [[gnu::cold]] void ReportCopyUnderWay(const Cell& cell, const void* p,
+                                                   const Doing& now) {
+  Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
+                     ", to which a copy is under way that began at ",
+                     LineOf(CodeAt(cell.write_code))));
+}
+
+[[noreturn]] [[gnu::cold]] void ReportUnwritten(const void* p, const Doing& now) {
+  Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
+                     ", which no thread has written"));
 }
 
 // Removes a cell's records of clusters whose shared memory was there before.
@@ -180,9 +214,12 @@ void ForgetBefore(Cell* cell, std::uint32_t first_block) {
   }
 }
 
-void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Doing& now) {
-  const auto& [thread, access, code] = now;
-  const Record own(thread.block, thread.index, thread.clock.now, bytes, access == Access::kAtomic);
+[[gnu::always_inline]] inline void CheckCell(Cell* cell, const void* p, std::uint32_t bytes,
+                                             const Doing& now) {
+  const Thread& thread = now.thread;
+  const Access access = now.access;
+  Record own = now.record;
+  own.AddBytes(bytes);
   const auto overlaps = [bytes](const Record& r) { return (r.bytes() & bytes) != 0; };
   const bool writes = access == Access::kWrite || access == Access::kAtomic;
   const bool both_atomic = access == Access::kAtomic && cell->write.is_atomic();
@@ -191,7 +228,7 @@ void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Doing& now)
     ReportRace(*cell, cell->write, p, now);
   }
   if (!writes) {
-    cell->read_code = code;
+    cell->read_code = now.code;
     if (cell->reads[0].SameAccess(own)) return cell->reads[0].AddBytes(bytes);
     if (!cell->reads[0].SameThread(own)) cell->reads[1] = cell->reads[0];
     cell->reads[0] = own;
@@ -204,15 +241,22 @@ void CheckCell(Cell* cell, const void* p, std::uint32_t bytes, const Doing& now)
     }
     read = Record();
   }
-  cell->write_code = code;
+  cell->write_code = now.code;
   if (cell->write.SameAccess(own)) return cell->write.AddBytes(bytes);
   cell->write = own;
 }
 
 // Calls `visit(cell, first byte, mask)` for the cells of [offset, offset + bytes).
 template <typename Visit>
-void ForEachCell(Cell* cells, std::uint64_t offset, std::uint32_t bytes, Visit visit) {
+[[gnu::always_inline]] inline void ForEachCell(Cell* cells, std::uint64_t offset,
+                                               std::uint32_t bytes, Visit visit) {
   const std::uint64_t end = offset + bytes;
+  if ((offset | bytes) % kBytes == 0) {
+    for (std::uint64_t at = offset; at < end; at += kBytes) {
+      visit(cells + at / kBytes, at, kAllBytes);
+    }
+    return;
+  }
   for (std::uint64_t at = offset; at < end;) {
     const std::uint64_t next = std::min(end, (at / kBytes + 1) * kBytes);
     const auto mask = static_cast<std::uint32_t>(((1u << (next - at)) - 1) << (at % kBytes));
@@ -225,14 +269,16 @@ void CheckDevice(const Thread& thread, const void* p, std::uint32_t bytes, Acces
                  const void* code) {
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(p) - device_arena);
   if (is_counting && bytes <= kMaxVector) CountDevice(thread, p, bytes, code);
-  ForEachCell(DeviceCells(), offset, bytes, [&](Cell* cell, std::uint64_t at, std::uint32_t mask) {
-    CheckCell(cell, device_arena + at, mask, {thread, access, CodeOffset(code)});
+  const Doing now(thread, access, code);
+  ForEachCell(device_cells, offset, bytes, [&](Cell* cell, std::uint64_t at, std::uint32_t mask) {
+    CheckCell(cell, device_arena + at, mask, now);
   });
 }
 
 }  // namespace
 
 void BeginChecks(const KernelLaunch& launch, bool follows) {
+  if (device_cells == nullptr) device_cells = MapCells(kDeviceArenaBytes);
   is_checking = true;
   some_thread_checks = true;
   BeginCounts(launch.name.c_str());
@@ -260,25 +306,21 @@ std::uint32_t BeginBlockChecks() {
 void CheckShared(const Thread& thread, std::uint32_t address, std::uint32_t bytes, Access access,
                  const void* code) {
   if (!is_checking) return;
-  SharedBytes& states = CurrentSharedBytes();
+  SharedBytes& states = *shared_bytes;
   const bool reads = access != Access::kWrite;
   if (is_counting && bytes <= kMaxVector && access != Access::kAsyncRead) {
     CountShared(thread, address, bytes, code);
   }
+  const Doing now(thread, access, code);
   ForEachCell(SharedCells(), address, bytes, [&](Cell* cell, std::uint64_t at, std::uint32_t mask) {
     const std::byte* const p = shared_window + at;
     const std::size_t i = at / kBytes;
-    if (states.copies[i] != 0) {
-      Fatal(absl::StrCat("thread ", thread.index, " ", Verb(access), " ", DescribeMemory(p),
-                         ", to which a copy is under way that began at ",
-                         LineOf(CodeAt(cell->write_code))));
-    }
-    if (reads && (states.written[i] & mask) != mask) {
-      Fatal(absl::StrCat("thread ", thread.index, " ", Verb(access), " ", DescribeMemory(p),
-                         ", which no thread has written"));
-    }
-    ForgetBefore(cell, CurrentClusterNumber());
-    CheckCell(cell, p, mask, {thread, access, CodeOffset(code)});
+    if (states.copies[i] != 0) [[unlikely]]
+      ReportCopyUnderWay(*cell, p, now);
+    if (reads && (states.written[i] & mask) != mask) [[unlikely]]
+      ReportUnwritten(p, now);
+    ForgetBefore(cell, thread.cluster);
+    CheckCell(cell, p, mask, now);
     if (!reads || access == Access::kAtomic) states.written[i] |= static_cast<std::uint8_t>(mask);
   });
 }
@@ -290,7 +332,7 @@ void CheckAccess(const void* p, std::uint32_t bytes, Access access, const void* 
     return CheckShared(thread, static_cast<std::uint32_t>(at - shared_window), bytes, access, code);
   }
   if (IsInDeviceArena(p)) return CheckDevice(thread, p, bytes, access, code);
-  if (StackOf(p) != kMaxFibers) {
+  if (IsFiberStack(p)) {
     if (!thread.products.empty()) CheckRegisters(p, bytes, access != Access::kRead);
     return;
   }
@@ -315,14 +357,14 @@ void CheckAtomic(const void* p, std::uint32_t bytes, const void* code) {
 }
 
 void ForgetAccesses(const void* p, std::uint64_t bytes) {
-  if (launches.next_block == 1) return;  // nothing was ever checked
+  if (device_cells == nullptr) return;  // nothing was ever checked
   const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(p) - device_arena);
-  madvise(DeviceCells() + offset / kBytes, bytes / kBytes * sizeof(Cell), MADV_DONTNEED);
+  madvise(device_cells + offset / kBytes, bytes / kBytes * sizeof(Cell), MADV_DONTNEED);
 }
 
 void BeginCopy(std::uint32_t address, std::uint32_t bytes, const void* code) {
   if (!is_checking) return;
-  SharedBytes& states = CurrentSharedBytes();
+  SharedBytes& states = *shared_bytes;
   CheckShared(*current_thread, address, bytes, Access::kWrite, code);
   for (std::uint32_t i = address / kBytes; i < (address + bytes) / kBytes; ++i) ++states.copies[i];
 }
@@ -330,7 +372,7 @@ void BeginCopy(std::uint32_t address, std::uint32_t bytes, const void* code) {
 void EndCopy(std::uint32_t address, std::uint32_t bytes, std::uint32_t member, std::uint32_t clock,
              const void* code) {
   if (!is_checking) return;
-  SharedBytes& states = CurrentSharedBytes();
+  SharedBytes& states = *shared_bytes;
   Cell* const cells = SharedCells();
   const Record record(CurrentBlockNumber(), member, clock, kAllBytes, /*is_atomic=*/false);
   for (std::uint32_t i = address / kBytes; i < (address + bytes) / kBytes; ++i) {

@@ -35,7 +35,7 @@ enum class Access : std::uint8_t { kRead, kWrite, kAtomic, kAsyncRead };
 // True while the running launch is checked. All functions below do nothing otherwise.
 extern constinit thread_local bool is_checking;
 // True while any thread of the process checks. It is tested first, since it is the cheapest.
-extern std::atomic<bool> some_thread_checks;
+extern std::atomic<bool> some_thread_checks [[gnu::visibility("hidden")]];
 
 // Starts a launch. `follows` means that it may overlap the previous one.
 void BeginChecks(const KernelLaunch& launch, bool follows);

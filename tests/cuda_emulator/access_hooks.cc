@@ -12,13 +12,21 @@ using emulator::Access;
 
 namespace {
 
-// `alignment` is that of the type, if g++ passes it.
-inline void Observe(const void* p, std::uint32_t bytes, Access access, std::uint32_t alignment,
-                    const void* code) {
-  if (!emulator::some_thread_checks.load(std::memory_order_relaxed)) return;
+// This is a function of its own because g++ would save its registers in every hook, which is slow
+// in launches without checks.
+[[gnu::noinline]] void ObserveChecked(const void* p, std::uint32_t bytes, Access access,
+                                      std::uint32_t alignment, const void* code) {
   if (!emulator::is_checking || !emulator::InThread()) return;
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) emulator::CheckAlignment(p, alignment);
   emulator::CheckAccess(p, bytes, access, code);
+}
+
+// `alignment` is that of the type, if g++ passes it.
+[[gnu::always_inline]] inline void Observe(const void* p, std::uint32_t bytes, Access access,
+                                           std::uint32_t alignment, const void* code) {
+  if (!emulator::some_thread_checks.load(std::memory_order_relaxed)) [[likely]]
+    return;
+  ObserveChecked(p, bytes, access, alignment, code);
 }
 
 }  // namespace

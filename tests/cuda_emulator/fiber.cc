@@ -2,32 +2,57 @@
 
 #include <sys/mman.h>
 
-#include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
+
+// Pushes the registers that a function must preserve, saves the stack pointer to *from, and resumes
+// the fiber whose stack pointer was saved in `to`. Kernels do not change the control words of the
+// floating-point units, which are slow to save and load.
+extern "C" void QuireSwitchStacks(void** from, void* to);
+asm(R"(
+  .pushsection .text
+  .globl QuireSwitchStacks
+  .type QuireSwitchStacks, @function
+QuireSwitchStacks:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+  .size QuireSwitchStacks, .-QuireSwitchStacks
+  .popsection
+)");
 
 namespace quire::cuda_emulator {
+
+std::byte* fiber_stacks = nullptr;
+
 namespace {
 
-namespace context = boost::context::detail;
+constexpr std::size_t kSlot = kFiberStackSlot;
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kStack = 256 * 1024;
-constexpr std::size_t kSlot = kStack + kPage;  // an inaccessible page precedes each stack
-
-std::byte* Stacks() {
-  static std::byte* const stacks = [] {
-    void* p = mmap(nullptr, kSlot * kMaxFibers, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-    if (p == MAP_FAILED) {
-      std::perror("stacks of emulated threads");
-      std::abort();
-    }
-    auto* const base = static_cast<std::byte*>(p);
-    for (std::size_t i = 0; i < kMaxFibers; ++i) mprotect(base + i * kSlot, kPage, PROT_NONE);
-    return base;
-  }();
-  return stacks;
+void MapStacks() {
+  void* p = mmap(nullptr, kSlot * kMaxFibers, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (p == MAP_FAILED) {
+    std::perror("stacks of emulated threads");
+    std::abort();
+  }
+  fiber_stacks = static_cast<std::byte*>(p);
+  for (std::size_t i = 0; i < kMaxFibers; ++i) {
+    mprotect(fiber_stacks + i * kSlot, kFiberStackPage, PROT_NONE);
+  }
 }
 
 // Without the offset, frames of all threads would be at the same page offset and compete for the
@@ -36,38 +61,33 @@ std::size_t Stagger(std::uint32_t index) {
   return (index * 7 % 32) * 320;
 }
 
-void (*fiber_entry)() = nullptr;
-
-void Arrived(const context::transfer_t& from) {
-  auto* const left = static_cast<Thread*>(from.data);
-  if (left != nullptr) left->context = from.fctx;
-}
-
-void FiberMain(context::transfer_t from) {
-  Arrived(from);
-  fiber_entry();
-  std::abort();
-}
+// The top of the stack of a fiber that has not run. Its entry sees the alignment of a called
+// function, and no caller.
+struct FirstFrame {
+  void* registers[6];
+  void (*entry)();
+  void* no_caller;
+};
 
 }  // namespace
 
 void PrepareFiber(Thread* thread, void (*entry)()) {
-  fiber_entry = entry;
+  if (fiber_stacks == nullptr) MapStacks();
   const std::size_t stack = std::size_t{thread->slot} * kMaxThreads + thread->index;
-  std::byte* const top = Stacks() + (stack + 1) * kSlot - Stagger(thread->index);
-  thread->context = context::make_fcontext(top, kStack - Stagger(thread->index), FiberMain);
+  std::byte* const top = fiber_stacks + (stack + 1) * kSlot - Stagger(thread->index);
+  auto* const frame = new (top - sizeof(FirstFrame)) FirstFrame{};
+  frame->entry = entry;
+  thread->context = frame;
 }
 
-void SwitchFiber(Thread* self, Thread* next, bool ends) {
+void SwitchFiber(Thread* self, Thread* next) {
   current_thread = next;
-  const context::transfer_t from =
-      context::jump_fcontext(next->context, ends ? nullptr : static_cast<void*>(self));
-  Arrived(from);
+  QuireSwitchStacks(&self->context, next->context);
 }
 
 std::uint32_t StackOf(const void* address) {
-  const std::ptrdiff_t at = static_cast<const std::byte*>(address) - Stacks();
-  if (at < 0 || at >= static_cast<std::ptrdiff_t>(kSlot * kMaxFibers)) return kMaxFibers;
+  if (!IsFiberStack(address)) return kMaxFibers;
+  const std::ptrdiff_t at = static_cast<const std::byte*>(address) - fiber_stacks;
   return static_cast<std::uint32_t>(static_cast<std::size_t>(at) / kSlot);
 }
 

@@ -12,6 +12,7 @@
 namespace quire::cuda_emulator {
 
 std::byte* shared_window = nullptr;
+SharedBytes* shared_bytes = nullptr;
 
 namespace {
 
@@ -86,15 +87,12 @@ void CheckSharedGuards() {
   check(window.end, GuardEnd(window), "behind");
 }
 
-SharedBytes& CurrentSharedBytes() {
-  return TheWindow().bytes;
-}
-
 void SelectSharedWindow(std::uint32_t slot) {
   static Window* windows[kMaxResidentBlocks] = {};  // never destroyed
   if (windows[slot] == nullptr) windows[slot] = NewWindow();
   current = windows[slot];
   shared_window = current->base;
+  shared_bytes = &current->bytes;
 }
 
 std::byte* SharedStart() {
@@ -114,20 +112,31 @@ std::byte* SharedStartAligned() {
   return window.base + aligned;
 }
 
-std::uint32_t SharedAddress(const void* p, std::uint32_t bytes, std::uint32_t alignment,
-                            const char* what) {
+namespace {
+
+[[noreturn]] [[gnu::cold]] void ReportAddress(std::int64_t at, std::uint32_t bytes,
+                                              std::uint32_t alignment, const char* what) {
   const Window& window = TheWindow();
-  const std::int64_t at = static_cast<const std::byte*>(p) - window.base;
   if (at < window.begin || at + bytes > window.end) {
     Fatal(std::string(what) + ": " + std::to_string(bytes) + " bytes at byte " +
           std::to_string(at - window.begin) + " are outside the " +
           std::to_string(window.end - window.begin) + " bytes of shared memory");
   }
-  if (at % alignment != 0) {
-    Fatal(std::string(what) + ": shared address " + std::to_string(at) + " is not a multiple of " +
-          std::to_string(alignment));
+  Fatal(std::string(what) + ": shared address " + std::to_string(at) + " is not a multiple of " +
+        std::to_string(alignment));
+}
+
+}  // namespace
+
+std::uint32_t SharedAddress(const void* p, std::uint32_t bytes, std::uint32_t alignment,
+                            const char* what) {
+  const Window& window = TheWindow();
+  const std::int64_t at = static_cast<const std::byte*>(p) - window.base;
+  const auto address = static_cast<std::uint32_t>(at);
+  if (at < window.begin || at + bytes > window.end || address % alignment != 0) [[unlikely]] {
+    ReportAddress(at, bytes, alignment, what);
   }
-  return static_cast<std::uint32_t>(at);
+  return address;
 }
 
 std::byte* SharedPointer(std::uint32_t address, std::uint32_t bytes, std::uint32_t alignment,

@@ -12,12 +12,16 @@ namespace quire::cuda_emulator {
 
 inline constexpr std::uint32_t kSharedWindow = 256 * 1024;
 
+struct AccessCell;
+
 // Records for every four bytes of the window, while accesses are checked (access_check.h).
 struct SharedBytes {
   std::uint8_t written[kSharedWindow / 4];  // one bit per byte
   std::uint8_t copies[kSharedWindow / 4];   // pending copies to them
+  AccessCell* cells = nullptr;              // null before the first checked access
 };
-SharedBytes& CurrentSharedBytes();
+// The records of the running block's window.
+extern SharedBytes* shared_bytes;
 
 // Fills the block's bytes with 0xFF and selects their start.
 void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice);

@@ -214,19 +214,19 @@ Thread* Next(const Thread& self, bool other_warp) {
   return Take(NextBit(block->ready, block->random.Below(32)), block->random.Below(32));
 }
 
-void Leave(bool other_warp, bool ends) {
+void Leave(bool other_warp) {
   Thread* const self = current_thread;
   Thread* const next = Next(*self, other_warp);
   if (next == self) return;
   ++counters.switches;
-  SwitchFiber(self, next, ends);
+  SwitchFiber(self, next);
 }
 
 // After a collective or a barrier, sometimes lets another warp run first.
 void MaybeYield() {
   if (block->ready == 0 || block->random.Below(block->turns.stay + 1) != 0) return;
   MakeRunnable(current_thread);
-  Leave(/*other_warp=*/true, /*ends=*/false);
+  Leave(/*other_warp=*/true);
 }
 
 bool SameCollective(const Thread& a, const Thread& b) {
@@ -244,6 +244,15 @@ void CheckSameCollective(const Warp& warp, const Thread& self, std::uint32_t lan
                        self.waits_for, " of ", Lanes(self.collective_mask), ", lane ", other.lane,
                        " in ", other.waits_for, " of ", Lanes(other.collective_mask)));
   }
+}
+
+// Aborts a collective of `mask` that the lane must not join.
+[[noreturn]] [[gnu::cold]] void ReportLanes(const char* name, std::uint32_t lane,
+                                            std::uint32_t mask, std::uint32_t live) {
+  if ((mask >> lane & 1u) == 0) {
+    Fatal(absl::StrCat(name, ": lane ", lane, " is not in its own mask ", Lanes(mask)));
+  }
+  Fatal(absl::StrCat(name, " needs all 32 lanes, there are ", Lanes(live)));
 }
 
 // Adds the lane to the waiting ones.
@@ -272,9 +281,11 @@ bool CompleteCollective(const Thread& first) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
     operands[lane] = base[lane].operand;
     base[lane].collective = nullptr;
-    MakeRunnable(&base[lane]);
+    base[lane].waits_for = nullptr;
   }
   warp.joined &= ~lanes;
+  warp.runnable |= lanes;
+  block->ready |= 1u << first.warp;
   ++counters.collectives;
   if (is_counting && lanes == warp.live) FinishWarp(CurrentSlot(), first.warp);
   reinterpret_cast<CollectiveFunction>(const_cast<void*>(function))(operands, lanes, argument);
@@ -360,14 +371,14 @@ void ThreadEnded() {
   if (block->live_threads == 0) {
     if (!block->late.empty()) Fatal("the block ends with bulk copies under way");
     if (!block->from_outside.empty()) CheckArrivalsFromOutside();
-    SwitchFiber(self, &main_thread, /*ends=*/true);
+    SwitchFiber(self, &main_thread);
   }
   for (std::uint32_t rest = warp.joined; rest != 0; rest &= rest - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(rest));
     if (CompleteCollective(block->threads[self->warp * kWarpSize + lane])) break;
   }
   if (block->at_barrier == block->live_threads) ReleaseBlockBarrier();
-  Leave(/*other_warp=*/false, /*ends=*/true);
+  Leave(/*other_warp=*/false);
 }
 
 void ThreadMain() {
@@ -390,6 +401,7 @@ void StartThread(std::uint32_t i, const SeenRef& nothing_seen) {
   thread.products_waited = false;
   thread.at_cluster_barrier = false;
   thread.block = block->number;
+  thread.cluster = block->cluster;
   thread.clock = {.index = i, .seen = nothing_seen};
   PrepareFiber(&thread, ThreadMain);
   block->warps[thread.warp].live |= 1u << thread.lane;
@@ -458,7 +470,7 @@ void RunBlocks(const std::vector<std::uint32_t>& order) {
   }
   for (std::size_t ended = 0; ended < order.size() * cluster_x; ++ended) {
     current_thread = &main_thread;
-    SwitchFiber(&main_thread, NextOfAny(), /*ends=*/false);
+    SwitchFiber(&main_thread, NextOfAny());
     // Control returns here when the current block has ended.
     current_thread = nullptr;
     CheckSharedGuards();
@@ -557,9 +569,6 @@ std::uint32_t CurrentSlot() {
 std::uint32_t CurrentBlockNumber() {
   return block->number;
 }
-std::uint32_t CurrentClusterNumber() {
-  return block->cluster;
-}
 Random& BlockRandom() {
   return block->random;
 }
@@ -582,12 +591,8 @@ void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t
                     std::uint32_t mask, void* operand, bool all_live) {
   Thread& self = *current_thread;
   Warp& warp = block->warps[self.warp];
-  if ((mask >> self.lane & 1u) == 0) {
-    Fatal(std::string(name) + ": lane " + std::to_string(self.lane) + " is not in its own mask " +
-          Lanes(mask));
-  }
-  if (all_live && warp.live != 0xffffffffu) {
-    Fatal(std::string(name) + " needs all 32 lanes, there are " + Lanes(warp.live));
+  if ((mask >> self.lane & 1u) == 0 || (all_live && warp.live != 0xffffffffu)) [[unlikely]] {
+    ReportLanes(name, self.lane, mask, warp.live);
   }
   self.waits_for = name;
   self.waits_detail = kNoDetail;
@@ -603,10 +608,10 @@ void WarpCollective(const char* name, CollectiveFunction function, std::uint64_t
       if (warp.runnable == 0) block->ready &= ~(1u << self.warp);
       return;
     }
-    Leave(/*other_warp=*/true, /*ends=*/false);
+    Leave(/*other_warp=*/true);
     return;
   }
-  Leave(/*other_warp=*/false, /*ends=*/false);
+  Leave(/*other_warp=*/false);
 }
 
 void SyncBlock() {
@@ -692,7 +697,7 @@ void NamedBarrier(std::uint32_t id, std::uint32_t count, bool wait) {
 void Wait(const char* what, std::uint32_t detail) {
   current_thread->waits_for = what;
   current_thread->waits_detail = detail;
-  Leave(/*other_warp=*/false, /*ends=*/false);
+  Leave(/*other_warp=*/false);
 }
 
 void Wake(Thread* thread) {

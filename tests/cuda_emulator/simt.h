@@ -104,9 +104,10 @@ struct Thread {
   bool products_waited = false;
   std::size_t products_done = 0;
 
-  // The number of the thread's block and its vector clock, in launches with access checks
-  // (access_check.h).
+  // The numbers of the thread's block and of the first block of its cluster, and the vector clock,
+  // in launches with access checks (access_check.h).
   std::uint32_t block = 0;
+  std::uint32_t cluster = 0;
   ThreadClock clock;
 };
 
@@ -141,7 +142,6 @@ std::uint32_t CurrentBlockX();
 std::uint32_t CurrentBlockY();
 std::uint32_t CurrentSlot();
 std::uint32_t CurrentBlockNumber();
-std::uint32_t CurrentClusterNumber();  // the number of its first block
 Random& BlockRandom();
 // True if the bytes belong to the arguments of the running launch.
 bool IsArgument(const void* p, std::size_t bytes);
