@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/check.h"
 #include "base/error_reason.h"
 #include "base/logging.h"
 #include "base/machine.h"
@@ -137,7 +138,6 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
   QUIRE_RETURN_IF_ERROR(opened->OpenCpu(options, cpu_check));
   log::Info("device", "computing on the CPU",
             {{"isa", opened->backend_->isa()},
-             {"activations", kernels::CpuActivationsName(opened->backend_->activations())},
              {"reason", why},
              {"checks", cpu_check.result.checks},
              {"check_seconds", cpu_check.result.time}});
@@ -145,12 +145,8 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
 }
 
 absl::Status ComputeDevice::OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check) {
-  QUIRE_ASSIGN_OR_RETURN(
-      kernels::Backend backend,
-      kernels::Backend::Create(Device::Cpu(), threads_.get(), options.activations));
-  backend_.emplace(std::move(backend));
   self_check_ = cpu_check.result;
-  return absl::OkStatus();
+  return SetActivations(options.activations);
 }
 
 absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
@@ -170,6 +166,14 @@ absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {
     return backend.status();
   }
   backend_.emplace(*std::move(backend));
+  return absl::OkStatus();
+}
+
+absl::Status ComputeDevice::SetActivations(kernels::CpuActivations activations) {
+  QUIRE_CHECK(!stream_);  // no GPU is open
+  QUIRE_ASSIGN_OR_RETURN(kernels::Backend backend,
+                         kernels::Backend::Create(Device::Cpu(), threads_.get(), activations));
+  backend_.emplace(std::move(backend));
   return absl::OkStatus();
 }
 

@@ -5,7 +5,7 @@
 // Place:      below ModelStack.
 // Invariants: device.type cuda selects a GPU or returns an error. auto falls back to the CPU if no
 //             GPU is usable, and logs the reason.
-// Threads:    Open from one thread; then read-only.
+// Threads:    Open and SetActivations from one thread; then read-only.
 // Lifetime:   must outlive model, pool and runner.
 
 #include <cstdint>
@@ -39,6 +39,9 @@ class ComputeDevice {
   const ThreadPool& threads() const { return *threads_; }
   const Device& device() const { return backend_->device(); }
   bool is_cpu() const { return device().is_cpu(); }
+  // Replaces the backend by one with these activations, which depend on the model. References to
+  // the former backend become invalid. REQUIRES: is_cpu().
+  absl::Status SetActivations(kernels::CpuActivations activations);
   DeviceDescription Describe() const;
 
  private:

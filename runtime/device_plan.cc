@@ -176,17 +176,16 @@ absl::StatusOr<MemoryPlan> PlanHostMemory(const RuntimeOptions& options,
   runner.has_text.assign(vocab_size, 1);
   runner.max_rows = plan.states.max_rows;
   runner.num_state_slots = plan.states.num_slots;
-  return PlanMemory(files,
-                    {.page_size = options.pool.page_size,
-                     .kv_dtype = options.pool.dtype,
-                     .num_blocks = num_blocks,
-                     .prefix_caching = options.pool.prefix_caching,
-                     .load_mode = LoadModeOf(options.model),
-                     .quantization = options.model.quantization,
-                     .fp8_activations = options.model.fp8_activations,
-                     .activations = kernels::ResolveCpuActivations(options.device.activations),
-                     .num_threads = NumThreads(options.device),
-                     .runner = std::move(runner)});
+  return PlanMemory(files, {.page_size = options.pool.page_size,
+                            .kv_dtype = options.pool.dtype,
+                            .num_blocks = num_blocks,
+                            .prefix_caching = options.pool.prefix_caching,
+                            .load_mode = LoadModeOf(options.model),
+                            .quantization = options.model.quantization,
+                            .fp8_activations = options.model.fp8_activations,
+                            .activations = options.device.activations,
+                            .num_threads = NumThreads(options.device),
+                            .runner = std::move(runner)});
 }
 
 // Limits the context to the longest sequence that the pool holds, and plans the memory again,

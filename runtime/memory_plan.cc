@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "cache_manager/views/kv_cache_collection.h"
+#include "kernels/linear/auto_activations.h"
 #include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
@@ -206,6 +207,25 @@ absl::StatusOr<models::Checkpoint> OpenHeaders(const formats::ModelFiles& files,
 
 }  // namespace
 
+namespace {
+
+// True if every matrix in memory, the head included, is unquantized bf16.
+bool AreMatricesBf16(const models::WeightSlots& slots) {
+  const auto is_bf16 = [](const models::LinearSlot& slot) {
+    return std::ranges::all_of(slot.matrices, [](const models::MatrixSlot& matrix) {
+      return matrix.form.is_plain() && matrix.form.dtype == DType::kBF16;
+    });
+  };
+  for (const models::LayerSlots& layer : slots.layers) {
+    for (const auto& named : models::LinearsOf(layer)) {
+      if (!is_bf16(*named.linear)) return false;
+    }
+  }
+  return is_bf16(slots.input_context) && is_bf16(slots.head);
+}
+
+}  // namespace
+
 absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
                                       const HostPlanOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const CheckedSpec checked, ReadModelSpec(files, DeviceKind::kCpu));
@@ -223,6 +243,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
   MemoryPlan plan;
   plan.weight_bytes = models::WeightBytes(slots, target);
   plan.weight_format = slots.quantized_format.empty() ? "none" : slots.quantized_format;
+  plan.activations = kernels::ResolveCpuActivations(options.activations, AreMatricesBf16(slots));
   plan.layer_groups = models::PlanLayerGroups(checked.spec);
   plan.state_bytes = options.runner.num_state_slots * plan.layer_groups.state_bytes;
   plan.page_bytes = geometry.page_bytes();
@@ -232,7 +253,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const formats::ModelFiles& files,
                                              options.runner, options.prefix_caching);
   plan.workspace_bytes =
       PlanWorkspaceBytes(checked.spec, options.runner, models::QuantizedMatricesOf(slots),
-                         options.activations, options.num_threads);
+                         plan.activations, options.num_threads);
   return plan;
 }
 

@@ -75,6 +75,8 @@ std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptio
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
+  // Activations of products. HostPlanOptions::activations, or what kAuto means for the weights.
+  kernels::CpuActivations activations = kernels::CpuActivations::kF32;
   models::LayerGroups layer_groups;
   std::int64_t page_bytes = 0;          // one page
   std::int64_t page_index_bytes = 0;    // index rows of one page, a part of page_bytes
@@ -95,8 +97,8 @@ struct HostPlanOptions {
   LoadMode load_mode = LoadMode::kReal;
   models::Quantization quantization = models::Quantization::kAuto;
   bool fp8_activations = false;
-  kernels::CpuActivations activations = kernels::CpuActivations::kInt8;  // not kAuto
-  int num_threads = 1;                                                   // threads for ops
+  kernels::CpuActivations activations = kernels::CpuActivations::kInt8;
+  int num_threads = 1;  // threads for ops
   RunnerOptions runner;
 };
 

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "cache_manager/cache_manager.h"
 #include "formats/tensors/gguf_tensors.h"
+#include "kernels/backend/backend.h"
 #include "kernels/cuda/context.h"
 #include "models/families/registry.h"
 #include "runtime/cpu_runner.h"
@@ -272,7 +273,11 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
     return absl::InvalidArgumentError("model.dtype is bf16, and the CPU computes in f32 only");
   }
   // Loading weights is slow, so the part of the plan that does not need them is checked first.
-  QUIRE_RETURN_IF_ERROR(PlanCpu(options, files, FreeHostMemory()).status());
+  QUIRE_ASSIGN_OR_RETURN(const CpuPlan plan, PlanCpu(options, files, FreeHostMemory()));
+  QUIRE_RETURN_IF_ERROR(device_->SetActivations(plan.memory.activations));
+  log::Info("model", "activations of matrix products",
+            {{"activations", kernels::CpuActivationsName(plan.memory.activations)},
+             {"configured", kernels::CpuActivationsName(options.device.activations)}});
   QUIRE_RETURN_IF_ERROR(LoadWeights(options, files, /*weight_limit_bytes=*/0));
   QUIRE_ASSIGN_OR_RETURN(CpuPool planned, PlanCpuPool(options, model_->spec, FreeHostMemory()));
   context_tokens_ = planned.context_tokens;

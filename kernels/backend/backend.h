@@ -44,7 +44,7 @@ class Workspace {
 
 // The dtype of activations in products on the CPU.
 enum class CpuActivations : std::uint8_t {
-  kAuto,  // kBF16 with the instruction set "amx", otherwise kInt8
+  kAuto,  // chosen for instruction set and weights (kernels/linear/auto_activations.h)
   kInt8,  // int8 for integer weights, f32 for all other weights
   kF32,
   // Activations and weights are rounded to bf16 (kernels/linear/bf16_linear.h). In attention over
@@ -52,7 +52,7 @@ enum class CpuActivations : std::uint8_t {
   // (kernels/attention/bf16_attention.h).
   kBF16,
 };
-// Replaces kAuto by its meaning for the chosen instruction set. Returns other values unchanged.
+// Replaces kAuto by its meaning for weights that are not bf16. Returns other values unchanged.
 CpuActivations ResolveCpuActivations(CpuActivations activations);
 // Returns "auto", "int8", "f32" or "bf16".
 absl::string_view CpuActivationsName(CpuActivations activations);

@@ -9,9 +9,10 @@ import subprocess
 
 import pytest
 from attack_tools import http_get
-from daemon import QUIRE, QUIRED, Daemon
+from daemon import QUIRE, QUIRED, ROOT, Daemon
 
 NO_DRIVER = not pathlib.Path("/proc/driver/nvidia/version").exists()
+STORY = ROOT / "assets" / "story"  # the embedded model
 without_driver = pytest.mark.skipif(not NO_DRIVER, reason="this machine has an NVIDIA driver")
 
 
@@ -169,14 +170,23 @@ def test_no_level_that_passes_is_an_error(tmp_path, broken_fork):
 
 
 def test_activations_of_cpu_products_are_reported_or_rejected(api, tmp_path):
-    has_avx2 = " avx2 " in pathlib.Path("/proc/cpuinfo").read_text()
-    for settings, shown in (
+    levels, _ = self_check()
+    flags = pathlib.Path("/proc/cpuinfo").read_text().split()
+    has_pairs = levels[0] == "avx512_vnni" and "avx512_bf16" in flags and "amx_tile" not in flags
+    of_bf16 = "bf16" if levels[0] == "amx" or has_pairs else "int8"
+    of_integers = "bf16" if levels[0] == "amx" else "int8"
+    for i, (settings, shown) in enumerate([
+        ([], of_bf16),  # the embedded model is bf16
+        (["model.quantization=int8_g32"], of_integers),
         (["device.cpu.isa=scalar"], "int8"),
         (["device.cpu.activations=f32"], "f32"),
-        *([(["device.cpu.isa=avx2", "device.cpu.activations=bf16"], "bf16")] if has_avx2 else []),
-    ):
-        folder = tmp_path / shown
+        *([(["device.cpu.isa=avx2"], "int8")] if "avx2" in levels else []),
+        *([(["device.cpu.isa=avx2", "device.cpu.activations=bf16"], "bf16")] if "avx2" in levels else []),
+    ]):
+        folder = tmp_path / str(i)
         folder.mkdir()
+        sets = [word for setting in settings for word in ("--set", setting)]
+        assert json.loads(quire("--json", "plan", STORY, *sets))["activations"] == shown
         with Daemon(folder, settings=["device.type=cpu", *settings]) as daemon:
             daemon.wait_serving()
             assert f'"activations":"{shown}"' in daemon.log

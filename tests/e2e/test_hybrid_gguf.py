@@ -22,9 +22,10 @@ ARCHITECTURES = {
     "gemma4-bf16": "gemma4",
 }
 SPARSE = {"deepseek-v32-bf16", "glm-moe-dsa-bf16"}
-# Files of models with Mamba-2 state another context length than config.json.
+# Files of models with Mamba-2 state another context length than config.json. Routers are F32 in GGUF files, so auto may
+# choose other activations than for safetensors.
 SETTINGS = ["model.max_context_tokens=256", "kv_cache.page_size=16", "scheduler.max_running_sequences=4",
-            "kv_cache.capacity_bytes=64MiB"]
+            "kv_cache.capacity_bytes=64MiB", "device.cpu.activations=f32"]
 
 
 def run(*command):
@@ -92,7 +93,8 @@ def test_answers_equal_the_reference(api, tmp_path, folder):
     path = tmp_path / "model.gguf"
     run(WRITE_GGUF, folder, ARCHITECTURES[folder], path)
     reference = json.loads((MODELS / folder / "reference.json").read_text())
-    with Daemon(tmp_path, str(path), settings=["kv_cache.dtype=f32", "kv_cache.page_size=16"]) as daemon:
+    settings = ["kv_cache.dtype=f32", "kv_cache.page_size=16", "device.cpu.activations=f32"]
+    with Daemon(tmp_path, str(path), settings=settings) as daemon:
         daemon.wait_serving()
         with daemon.channel() as channel:
             generation = api.GenerationServiceStub(channel)

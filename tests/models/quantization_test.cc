@@ -7,12 +7,16 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "cache_manager/pool/kv_pool.h"
+#include "kernels/backend/isa.h"
 #include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
@@ -155,6 +159,65 @@ TEST(QuantizationTest, MemoryPlanIsExact) {
       if (quantization == Quantization::kInt4G32) {
         EXPECT_LT(plan->weight_bytes, of_none[folder]);
       }
+    }
+  }
+}
+
+// True if the CPU of this machine runs products by vdpbf16ps at the level avx512_vnni.
+bool HasBf16Pairs() {
+  std::ifstream stream("/proc/cpuinfo");
+  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  return absl::StrContains(text, " avx512_bf16") && !absl::StrContains(text, " amx_tile");
+}
+
+// device.cpu.activations auto, for each level and each format of weights. A plan runs no kernel, so
+// levels that the machine lacks are planned too.
+TEST(QuantizationTest, WeightsAndLevelDecideTheAutoActivations) {
+  using enum Quantization;
+  using kernels::CpuActivations;
+  struct Weights {
+    const char* path;
+    Quantization quantization;
+    bool are_bf16;
+  };
+  const Weights all[] = {{"models/llama-gqa-tied-bf16", kAuto, true},
+                         {"models/llama-sharded-bf16", kNone, true},
+                         {"models/deepseek-v3-bf16", kAuto, true},
+                         {"models/qwen35-moe-bf16", kAuto, true},
+                         {"gguf/models/llama-bf16/model.gguf", kAuto, true},
+                         {"models/llama-sharded-bf16", kInt8, false},
+                         {"models/llama-sharded-bf16", kInt8G32, false},
+                         {"models/llama-sharded-bf16", kInt4G32, false},
+                         {"models/llama-mha-f32", kAuto, false},
+                         {"models/llama-untied-f16", kAuto, false},
+                         {"models/gpt-oss-mxfp4", kAuto, false},
+                         {"models/gpt-oss-mxfp4", kNone, true},
+                         {"gguf/models/llama-f16/model.gguf", kAuto, false},
+                         {"gguf/models/llama-q8_0/model.gguf", kAuto, false},
+                         {"gguf/models/llama-q8_0/model.gguf", kNone, false},
+                         {"gguf/models/llama-q4_k_m/model.gguf", kAuto, false}};
+  using kernels::internal::CpuLevel;
+  const auto expected = [](CpuLevel level, bool are_bf16) {
+    const bool is_bf16 =
+        level == CpuLevel::kAmx || (level == CpuLevel::kAvx512Vnni && HasBf16Pairs() && are_bf16);
+    return is_bf16 ? CpuActivations::kBF16 : CpuActivations::kInt8;
+  };
+  for (const Weights& weights : all) {
+    SCOPED_TRACE(absl::StrCat(weights.path, " ", QuantizationName(weights.quantization)));
+    const auto files = formats::ModelFiles::FromPath(TestDataPath(weights.path));
+    ASSERT_TRUE(files.ok()) << files.status();
+    for (std::size_t i = 0; i < kernels::internal::kNumCpuLevels; ++i) {
+      const auto level = static_cast<CpuLevel>(i);
+      kernels::internal::SetLevel(level);
+      const auto plan =
+          runtime::PlanMemory(*files, {.page_size = 16,
+                                       .num_blocks = 9,
+                                       .quantization = weights.quantization,
+                                       .activations = CpuActivations::kAuto,
+                                       .runner = {.max_rows = 4, .max_step_tokens = 32}});
+      ASSERT_TRUE(kernels::SelectCpuIsa("auto").ok());
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(plan->activations, expected(level, weights.are_bf16)) << i;
     }
   }
 }

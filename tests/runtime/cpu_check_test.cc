@@ -18,6 +18,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/backend/isa.h"
+#include "kernels/linear/auto_activations.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
 #include "kernels/recurrent/state_scan.h"
@@ -352,10 +353,14 @@ TEST_F(AmxCheckTest, FallsToInt8OnAvx512IfBf16ProductsAreWrong) {
   ASSERT_THAT(check.result.skipped_levels, ElementsAre("amx"));
   EXPECT_EQ(check.skipped[0].FindFault()->kernel, "bf16 product");
   kernels::internal::SetLevel(kernels::internal::CpuLevel::kAmx);
-  EXPECT_EQ(kernels::ResolveCpuActivations(CpuActivations::kAuto), CpuActivations::kBF16);
+  const auto of_integers = [] {
+    return kernels::ResolveCpuActivations(CpuActivations::kAuto, /*weights_are_bf16=*/false);
+  };
+  EXPECT_EQ(of_integers(), CpuActivations::kBF16);
   const auto device = ComputeDevice::Open(Cpu(), check);
   ASSERT_TRUE(device.ok()) << device.status();
   EXPECT_EQ((*device)->backend().isa(), "avx512_vnni");
+  ASSERT_TRUE((*device)->SetActivations(of_integers()).ok());
   // The fingerprint of prefix pages is derived from these activations (PageFingerprint).
   EXPECT_EQ((*device)->backend().activations(), CpuActivations::kInt8);
   EXPECT_EQ((*device)->Describe().activations, "int8");

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "formats/model_files.h"
+#include "kernels/backend/backend.h"
 #include "runtime/compute_device.h"
 #include "runtime/device_plan.h"
 #include "runtime/host_memory.h"
@@ -109,14 +110,19 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
       runtime::PlanCpu(server::RuntimeOptionsFor(daemon, DeviceKind::kCpu), files, free_bytes));
   const runtime::MemoryPlan& plan = cpu.memory;
   PlanReport report;
-  report.json = {
-      {"weights_bytes", plan.weight_bytes},      {"weight_format", plan.weight_format},
-      {"workspace_bytes", plan.workspace_bytes}, {"page_bytes", plan.page_bytes},
-      {"page_tokens", daemon.pool.page_size},    {"kv_dtype", DTypeName(daemon.pool.dtype)}};
+  report.json = {{"weights_bytes", plan.weight_bytes},
+                 {"weight_format", plan.weight_format},
+                 {"activations", kernels::CpuActivationsName(plan.activations)},
+                 {"workspace_bytes", plan.workspace_bytes},
+                 {"page_bytes", plan.page_bytes},
+                 {"page_tokens", daemon.pool.page_size},
+                 {"kv_dtype", DTypeName(daemon.pool.dtype)}};
   report.lines.push_back(Line("weights", plan.weight_bytes,
                               plan.weight_format == "none"
                                   ? ", unquantized"
                                   : absl::StrCat(", most as ", plan.weight_format)));
+  report.lines.push_back(
+      absl::StrCat("activations  ", kernels::CpuActivationsName(plan.activations)));
   report.lines.push_back(Line("workspace", plan.workspace_bytes, ""));
   if (daemon.pool.capacity_bytes) {
     report.json["kv_bytes"] = plan.pool_bytes;

@@ -1,0 +1,15 @@
+#include "kernels/linear/auto_activations.h"
+
+#include "kernels/linear/bf16_linear.h"
+
+namespace quire::kernels {
+
+CpuActivations ResolveCpuActivations(CpuActivations activations, bool weights_are_bf16) {
+  const bool has_pairs = internal::IsOrdered(internal::ChosenBf16Multiply());
+  if (activations == CpuActivations::kAuto && has_pairs && weights_are_bf16) {
+    return CpuActivations::kBF16;
+  }
+  return ResolveCpuActivations(activations);
+}
+
+}  // namespace quire::kernels
