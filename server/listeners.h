@@ -59,8 +59,8 @@ class Listeners {
 
   // Publishes the state in grpc.health.v1. Has no effect before Start and after Close.
   void UpdateHealth();
-  // Starts the checks that the listeners answer, makes gRPC poll (GrpcListener::KeepPolling) and
-  // samples the engine's statistics. Call a few times per second. REQUIRES: Start succeeded.
+  // Starts the reachability checks of the listeners, makes gRPC poll (GrpcListener::KeepPolling)
+  // and samples the engine's statistics. Call a few times per second. REQUIRES: Start succeeded.
   void Tick(absl::Time now);
   // Returns the name of a listener that does not answer, as a string literal, or null if all
   // answer. REQUIRES: Start succeeded.

@@ -34,7 +34,7 @@
 
 namespace {
 
-// Time limit for the last log lines.
+// Time limit for writing the last log lines before the process exits.
 constexpr absl::Duration kLastLogTime = absl::Seconds(1);
 
 using quire::server::Flags;
@@ -84,7 +84,8 @@ int CheckInstructionSets() {
   return exit_code;
 }
 
-// Loads the model on the GPU, checks its kernels and prints the results. Returns the exit code.
+// Loads the model on the GPU, checks the kernels that the model uses and prints the results.
+// Returns the exit code.
 int CheckGpu(const quire::server::DaemonOptions& options) {
   const quire::runtime::CpuCheck cpu_check = quire::runtime::CheckCpu(options.device);
   std::vector<quire::kernels::KernelCheck> checks;
@@ -150,7 +151,8 @@ int main(int argc, char** argv) {
   quire::server::AddFlags(&app, &flags);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     return quire::server::DescribeUsageError(*failed, error) +
-           "settings are keys: --set KEY=VALUE, such as --set openai.listen=127.0.0.1:8000\n";
+           "set a configuration key with --set KEY=VALUE, such as --set "
+           "openai.listen=127.0.0.1:8000\n";
   });
   try {
     app.parse(argc, argv);

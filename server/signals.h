@@ -10,7 +10,7 @@
 //             Handlers run one at a time on the signal thread and may call any function. The second
 //             SIGTERM or SIGINT exits without waiting for a lock or the log.
 // Threads:    the handlers run on the signal thread.
-// Lifetime:   objects that the handlers use outlive it.
+// Lifetime:   objects that the handlers use outlive the SignalThread.
 
 #include <atomic>
 #include <functional>

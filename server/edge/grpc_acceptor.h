@@ -11,7 +11,7 @@
 // Invariants: a connection is accepted only while fewer than max_connections are counted, and fewer
 //             than max_connections_per_address from its IPv4 address or IPv6 /64 network. A new
 //             connection beyond a limit evicts the connection that has been idle for longest
-//             (connection_places.h). Beyond the limit per address, it evicts a connection of the
+//             (connection_evictor.h). Beyond the limit per address, it evicts a connection of the
 //             same address. If none is idle, the new connection is refused. The refused or evicted
 //             client gets a GOAWAY frame with the reason, unless the refused connection uses TLS or
 //             too many connections linger. An evicted connection is not counted, although it may

@@ -10,7 +10,7 @@ namespace quire::server {
 absl::Status GrpcConnections::MakeRoom(const std::string& network) {
   const auto size = [this](const std::string& of) {
     MutexLock lock(&mutex_);
-    return static_cast<std::int64_t>(of.empty() ? places_.size() : places_.size(of));
+    return static_cast<std::int64_t>(of.empty() ? evictor_.size() : evictor_.size(of));
   };
   // Several evictions may be needed, because an evicted connection stays open if it has begun a
   // call.
@@ -33,7 +33,7 @@ bool GrpcConnections::EvictOne(const std::string& network) {
   std::shared_ptr<GuardedConnection> connection;
   {
     MutexLock lock(&mutex_);
-    const auto evicted = places_.EvictOne(network, MonotonicNow());
+    const auto evicted = evictor_.EvictOne(network, MonotonicNow());
     if (!evicted) return false;
     connection = connections_.at(evicted->number).connection.lock();
   }
@@ -45,12 +45,12 @@ void GrpcConnections::Add(const std::shared_ptr<GuardedConnection>& connection,
                           const std::optional<std::string>& network) {
   MutexLock lock(&mutex_);
   connections_.emplace(connection->number(), Entry{.connection = connection});
-  if (network) places_.Add(connection->number(), *network, MonotonicNow());
+  if (network) evictor_.Add(connection->number(), *network, MonotonicNow());
 }
 
 void GrpcConnections::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
-  places_.SetPhase(number, phase, MonotonicNow());
+  evictor_.SetPhase(number, phase, MonotonicNow());
 }
 
 bool GrpcConnections::TryLinger(std::uint64_t number) {
@@ -63,7 +63,7 @@ bool GrpcConnections::TryLinger(std::uint64_t number) {
 
 void GrpcConnections::Remove(std::uint64_t number) {
   MutexLock lock(&mutex_);
-  places_.Remove(number);
+  evictor_.Remove(number);
   const auto found = connections_.find(number);
   num_lingering_ -= found->second.is_lingering ? 1 : 0;
   connections_.erase(found);
@@ -93,10 +93,10 @@ absl::Status GrpcConnections::CheckIntegrity() const {
   if (num_lingering != num_lingering_ || num_lingering > kMaxLingering) {
     return absl::InternalError("the number of lingering connections is wrong");
   }
-  if (places_.size() > connections_.size()) {
+  if (evictor_.size() > connections_.size()) {
     return absl::InternalError("more connections are counted than exist");
   }
-  return places_.CheckIntegrity();
+  return evictor_.CheckIntegrity();
 }
 
 }  // namespace quire::server

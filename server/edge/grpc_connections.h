@@ -2,7 +2,7 @@
 
 // Tracks the connections of one GrpcAcceptor: limits, eviction and lingering.
 //
-// Place:      inside GrpcAcceptor; ConnectionPlaces keeps the eviction order.
+// Place:      inside GrpcAcceptor; ConnectionEvictor keeps the eviction order.
 // Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
 //             fewer than max_per_address from its address. Connections without a network are not
 //             counted. An evicted connection is not counted, although it may still be closing. If
@@ -24,7 +24,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "server/edge/guarded_connection.h"
-#include "server/net/connection_places.h"
+#include "server/net/connection_evictor.h"
 
 namespace quire::server {
 
@@ -73,7 +73,7 @@ class GrpcConnections {
   mutable Mutex mutex_;
   CondVar removed_;
   std::map<std::uint64_t, Entry> connections_ ABSL_GUARDED_BY(mutex_);  // keyed by number
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // connections with a network
+  ConnectionEvictor evictor_ ABSL_GUARDED_BY(mutex_);  // connections with a network
   int num_lingering_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -37,7 +37,7 @@
 #include "absl/time/time.h"
 #include "server/edge/frame_guard.h"
 #include "server/edge/peer_table.h"
-#include "server/net/connection_places.h"
+#include "server/net/connection_evictor.h"
 #include "server/net/transport.h"
 
 namespace quire::server {

@@ -24,8 +24,8 @@ std::string ConnectionTable::MakeRoom(const PeerAddress& peer) {
   bool is_peer_full = false;
   {
     MutexLock lock(&mutex_);
-    is_full = places_.size() >= max_connections_;
-    is_peer_full = places_.size(peer.network) >= max_of_peer;
+    is_full = evictor_.size() >= max_connections_;
+    is_peer_full = evictor_.size(peer.network) >= max_of_peer;
   }
   if (is_peer_full) {
     if (EvictOneOf(peer.network)) return "";
@@ -40,10 +40,10 @@ std::string ConnectionTable::MakeRoom(const PeerAddress& peer) {
 bool ConnectionTable::EvictOneOf(const std::string& network) {
   for (;;) {
     std::shared_ptr<HttpSession> session;
-    std::optional<ConnectionPlaces::Evicted> evicted;
+    std::optional<ConnectionEvictor::EvictedConnection> evicted;
     {
       MutexLock lock(&mutex_);
-      evicted = places_.EvictOne(network, MonotonicNow());
+      evicted = evictor_.EvictOne(network, MonotonicNow());
       if (!evicted) return false;
       session = sessions_.at(evicted->number).lock();
     }
@@ -72,18 +72,18 @@ void ConnectionTable::Add(std::uint64_t number, const std::shared_ptr<HttpSessio
   if (is_over_limit) {
     over_limit_.insert(number);
   } else {
-    places_.Add(number, peer.network, MonotonicNow());
+    evictor_.Add(number, peer.network, MonotonicNow());
   }
 }
 
 void ConnectionTable::SetPhase(std::uint64_t number, Phase phase) {
   MutexLock lock(&mutex_);
-  places_.SetPhase(number, phase, MonotonicNow());
+  evictor_.SetPhase(number, phase, MonotonicNow());
 }
 
 void ConnectionTable::Remove(std::uint64_t number) {
   MutexLock lock(&mutex_);
-  places_.Remove(number);
+  evictor_.Remove(number);
   over_limit_.erase(number);
   sessions_.erase(number);
   removed_.NotifyAll();

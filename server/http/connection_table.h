@@ -3,7 +3,7 @@
 // Tracks the connections of one HTTP server: limits and eviction.
 //
 // Place:      inside HttpServer. Sessions are numbered in the order in which they were accepted.
-//             ConnectionPlaces keeps the eviction order.
+//             ConnectionEvictor keeps the eviction order.
 // Invariants: at most max_connections connections are counted, and at most max_per_address of one
 //             address. An evicted connection is not counted, although it may still be closing. In
 //             addition, up to kReserved connections over the limit may be open. These serve only
@@ -23,7 +23,7 @@
 
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "server/net/connection_places.h"
+#include "server/net/connection_evictor.h"
 #include "server/net/peer_address.h"
 
 namespace quire::server {
@@ -68,7 +68,7 @@ class ConnectionTable {
   mutable Mutex mutex_;
   CondVar removed_;
   std::map<std::uint64_t, std::weak_ptr<HttpSession>> sessions_ ABSL_GUARDED_BY(mutex_);
-  ConnectionPlaces places_ ABSL_GUARDED_BY(mutex_);  // sessions within the limits
+  ConnectionEvictor evictor_ ABSL_GUARDED_BY(mutex_);  // sessions within the limits
   // Sessions over the limit, except those that MakeReservedRoom has closed.
   std::set<std::uint64_t> over_limit_ ABSL_GUARDED_BY(mutex_);
 };

@@ -5,14 +5,15 @@
 // No connection occupies a thread, so a slow, idle or long connection uses only memory and a
 // descriptor. Boost.Beast parses the messages.
 //
-// If a connection limit is reached, a new connection evicts an idle or stalled connection. If there
-// is none, the new connection is over the limit. Its first request is then answered with 503, or
-// served if it is a health probe (see is_probe), and the connection is closed. ConnectionTable
-// bounds the number of such connections. Beyond that bound, the oldest of them or the new
-// connection is closed without an answer.
+// If a connection limit is reached, a new connection evicts an idle or stalled connection. If no
+// connection can be evicted, the new connection is over the limit. Its first request is then
+// answered with 503, or served if it is a health probe (see is_probe), and the connection is
+// closed. ConnectionTable bounds the number of such connections. Beyond that bound, the oldest
+// connection over the limit or the new connection is closed without an answer.
 //
 // If no descriptor is free, up to 16 connections are evicted. If none can be evicted, up to 16
-// waiting connections are closed without an answer. After a short pause the server accepts again.
+// connections of the kernel's accept queue are closed without an answer. After a short pause the
+// server accepts again.
 //
 // Place:      below HttpListener (operators) and the OpenAI-compatible listener.
 // Invariants: these steps of a connection have deadlines: the handshake, a head, the next bytes of

@@ -57,7 +57,7 @@ void HttpSession::CloseOnException(const Work& work) {
 void HttpSession::Begin() {
   net::dispatch(transport_->executor(), [self = shared_from_this()] {
     self->CloseOnException([&] {
-      // The server may have begun to shut down before this session was in its table.
+      // The server may have begun to shut down before it added this session to its table.
       if (self->host_->closing()) return self->Close();
       self->ArmTimer(self->host_->options().head_time);
       self->transport_->Handshake([self](Error error) {
@@ -205,8 +205,8 @@ HttpAnswer HttpSession::MakeRefusal(const absl::Status& error) const {
   return answer;
 }
 
-// Sends the answer and closes the connection. Further bytes on it belong to the refused request or
-// cannot be parsed.
+// Sends the answer and closes the connection. Further bytes of the connection belong to the refused
+// request or cannot be parsed.
 void HttpSession::Refuse(HttpAnswer answer) {
   reader_.Clear();
   state_ = State::kHandling;
@@ -236,7 +236,7 @@ void HttpSession::Handle() {
   ++num_served_;
   EnterPhase(Phase::kBusy);
   state_ = State::kHandling;
-  is_armed_ = false;
+  is_timer_armed_ = false;
   ReadMore();
   exchange_.Open();
   // The exchange is a member, so the handler shares ownership of the session.
@@ -251,7 +251,7 @@ void HttpSession::Send(std::string bytes, std::function<void()> done) {
                     [self = shared_from_this(), done = std::move(done)](Error error, std::size_t) {
                       if (self->state_ == State::kClosed) return;
                       if (error) return self->Close();
-                      self->is_armed_ = false;
+                      self->is_timer_armed_ = false;
                       self->CloseOnException(done);
                     });
 }
@@ -275,14 +275,14 @@ void HttpSession::Linger() {
 void HttpSession::Close() {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
-  is_armed_ = false;
+  is_timer_armed_ = false;
   timer_.cancel();
   transport_->Close();
   exchange_.Abandon();
 }
 
 void HttpSession::ArmTimer(absl::Duration time) {
-  is_armed_ = true;
+  is_timer_armed_ = true;
   timer_.expires_after(absl::ToChronoNanoseconds(time));
   timer_.async_wait([self = shared_from_this()](Error error) {
     if (!error) self->CloseOnException([&] { self->OnTimer(); });
@@ -306,7 +306,7 @@ std::string HttpSession::DescribeTimeout() const {
 
 void HttpSession::OnTimer() {
   // The timer may have been set again or disarmed after it expired.
-  if (!is_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
+  if (!is_timer_armed_ || timer_.expiry() > std::chrono::steady_clock::now()) return;
   // A client that does not read "100 Continue" would not read this answer either.
   if (state_ == State::kReading && reader_.has_begun() && !is_writing_continue_) {
     return Refuse(MakeRefusal(

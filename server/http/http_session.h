@@ -27,7 +27,7 @@
 #include "server/http/http_server.h"
 #include "server/http/request_reader.h"
 #include "server/http/session_exchange.h"
-#include "server/net/connection_places.h"
+#include "server/net/connection_evictor.h"
 #include "server/net/transport.h"
 
 namespace quire::server {
@@ -105,7 +105,7 @@ class HttpSession final : public std::enable_shared_from_this<HttpSession> {
   const std::unique_ptr<Transport> transport_;
   const std::string over_limit_message_;
   boost::asio::steady_timer timer_;
-  bool is_armed_ = false;
+  bool is_timer_armed_ = false;
 
   State state_ = State::kHandshake;
   std::atomic<Phase> phase_{Phase::kIdle};

@@ -17,7 +17,7 @@ void SessionExchange::Reset() {
   std::string certificate_name = std::move(request_.certificate_name);
   request_ = HttpRequest();
   request_.certificate_name = std::move(certificate_name);
-  has_answer_ = false;
+  has_begun_answer_ = false;
 }
 
 void SessionExchange::SetFraming(bool keep_alive, bool is_chunked) {
@@ -65,7 +65,7 @@ std::string SessionExchange::Head(const HttpAnswer& answer, bool has_length) con
 }
 
 void SessionExchange::Answer(HttpAnswer answer) {
-  if (!is_open_ || has_answer_) return;
+  if (!is_open_ || has_begun_answer_) return;
   if (session_->closing()) keep_alive_ = false;
   std::string bytes = Head(answer, /*has_length=*/true);
   if (request_.method != "HEAD") bytes += answer.body;
@@ -73,7 +73,7 @@ void SessionExchange::Answer(HttpAnswer answer) {
 }
 
 void SessionExchange::BeginStream(HttpAnswer head) {
-  if (!is_open_ || has_answer_) return;
+  if (!is_open_ || has_begun_answer_) return;
   // Without chunks, only closing the connection marks the end of the body.
   if (!is_chunked_ || session_->closing()) keep_alive_ = false;
   stream_head_ = Head(head, /*has_length=*/false);
@@ -103,7 +103,7 @@ void SessionExchange::EndStream(bool is_complete) {
 }
 
 void SessionExchange::Send(std::string bytes, std::function<void()> done) {
-  has_answer_ = true;
+  has_begun_answer_ = true;
   session_->Send(std::move(bytes), std::move(done));
 }
 

@@ -4,8 +4,8 @@
 //
 // Place:      inside HttpSession, which sends the bytes. Handlers share ownership of the session.
 // Invariants: the exchange is open from Open until the answer is complete or Abandon is called.
-//             While it is closed, Answer and the functions of streams do nothing, and OnGone runs
-//             its callback at once.
+//             While it is closed, Answer, BeginStream, Write and EndStream do nothing, and OnGone
+//             runs its callback at once.
 // Threads:    runs on the strand of the session. Post is thread-safe.
 
 #include <functional>
@@ -50,9 +50,9 @@ class SessionExchange final : public HttpExchange {
   HttpRequest request_;
   bool is_open_ = false;
   bool keep_alive_ = false;
-  bool is_chunked_ = false;  // encoding of a stream's body
-  bool has_answer_ = false;  // part of the answer may have been sent
-  std::string stream_head_;  // sent with the first write
+  bool is_chunked_ = false;        // encoding of a stream's body
+  bool has_begun_answer_ = false;  // part of the answer may have been sent
+  std::string stream_head_;        // sent with the first write
   std::function<void()> on_gone_;
 };
 

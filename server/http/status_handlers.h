@@ -10,9 +10,9 @@
 // Invariants: the page itself contains no data. /status.json needs the scope `metrics`. Without
 //             authentication it is served on loopback addresses only (403 elsewhere), and the
 //             header Host has to be local (http_host.h).
-// Threads:    any. To read the state of the pages, a request waits up to one second for the end of
-//             the current step. After this second, and while another request waits, the answer
-//             lacks `pages`.
+// Threads:    any. To read the state of the KV cache pages, a request waits up to one second for
+//             the end of the current step. The answer has no `pages` if this wait fails, or if
+//             another request is already waiting.
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>
@@ -41,7 +41,7 @@ struct StatusSources {
   bool checks_host = false;    // the header Host has to be local
   std::string openai_address;  // host:port of the OpenAI-compatible listener; empty: off
   bool openai_has_tls = false;
-  // True while a request waits for the snapshot of the pages.
+  // True while a request waits for the snapshot of the KV cache pages.
   std::shared_ptr<std::atomic<bool>> is_snapshot_pending =
       std::make_shared<std::atomic<bool>>(false);
 };

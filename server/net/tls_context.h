@@ -32,8 +32,9 @@ class TlsContext {
         may_require_client_certificate_(may_require_client_certificate),
         protocol_(protocol) {}
 
-  // Returns the context for a new connection, which is rebuilt when the store has new certificates.
-  // If OpenSSL fails, logs an error and returns the previous context, or null if there is none.
+  // Returns the context for new connections. Rebuilds the context if the store has new
+  // certificates. If OpenSSL fails, logs an error and returns the previous context, or null if
+  // there is none.
   std::shared_ptr<boost::asio::ssl::context> Current();
 
  private:

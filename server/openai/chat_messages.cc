@@ -203,7 +203,7 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatP
   return AllowedTools(std::move(names));
 }
 
-// Reads tool_choice: a word, {"type": "function", "function": {"name": ..}}, or allowed tools.
+// Reads tool_choice: a string, {"type": "function", "function": {"name": ..}}, or allowed tools.
 absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
   if (!choice) return AllowedTools();
@@ -244,7 +244,7 @@ absl::Status ReadFunctions(const JsonFields& body, absl::string_view bytes, v1::
                       absl::StrCat("cannot be combined with ", key));
     }
   }
-  if (!functions) return BadField(*choice, "needs functions");
+  if (!functions) return BadField(*choice, "needs the field functions");
   QUIRE_RETURN_IF_ERROR(CheckArray(*functions));
   const std::vector<absl::string_view> raw =
       formats::RawElements(formats::RawMember(bytes, "functions"));
@@ -367,9 +367,9 @@ absl::Status SetVariable(const JsonFields& body, const std::string& name, const 
 
 // Reads reasoning_effort, enable_thinking and documents, which are variables of the template.
 absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
-  std::optional<bool> thinks;
-  QUIRE_RETURN_IF_ERROR(body.Bool("enable_thinking", [&](bool v) { thinks = v; }));
-  if (thinks) {
+  std::optional<bool> enable_thinking;
+  QUIRE_RETURN_IF_ERROR(body.Bool("enable_thinking", [&](bool v) { enable_thinking = v; }));
+  if (enable_thinking) {
     QUIRE_RETURN_IF_ERROR(
         SetVariable(body, "enable_thinking", *body.Find("enable_thinking"), chat));
   }
@@ -377,7 +377,8 @@ absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
     QUIRE_ASSIGN_OR_RETURN(const std::string effort, ReadReasoningEffort(*value));
     QUIRE_RETURN_IF_ERROR(SetVariable(body, "reasoning_effort", *value, chat));
     if (effort == "none") {
-      if (thinks.value_or(false)) return BadField(*value, "is none, but enable_thinking is true");
+      if (enable_thinking.value_or(false))
+        return BadField(*value, "is none, but enable_thinking is true");
       const json off = false;
       QUIRE_RETURN_IF_ERROR(
           SetVariable(body, "enable_thinking", JsonValue(off, value->path()), chat));

@@ -1,10 +1,10 @@
 #pragma once
 
-// Converts `messages`, `tools`, `tool_choice`, their older spellings `functions` and
-// `function_call`, the template and its variables to quire.v1.ChatPrompt. Tools that tool_choice
-// does not allow are omitted.
+// Converts `messages`, `tools`, `tool_choice`, the template and its variables to
+// quire.v1.ChatPrompt. Also reads `functions` and `function_call`, the older spellings of `tools`
+// and `tool_choice`. Tools that tool_choice does not allow are omitted.
 //
-// Place:      part of openai_request.h.
+// Place:      called by the readers of bodies, such as openai_request.cc.
 // Invariants: the invariants of openai_request.h hold. Content parts stay a list. Parts that are
 //             not text are refused, not ignored.
 // Threads:    any.

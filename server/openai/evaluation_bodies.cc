@@ -242,20 +242,20 @@ absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
   return plan;
 }
 
-// Returns the `most` best documents by descending score. Documents with equal scores keep their
-// order.
-ordered_json RankDocuments(const std::vector<double>& scores, std::size_t most,
+// Returns the best documents by descending score, at most `max_documents`. Documents with equal
+// scores keep their order.
+ordered_json RankDocuments(const std::vector<double>& scores, std::size_t max_documents,
                            const std::vector<std::string>& documents) {
   std::vector<std::size_t> order(scores.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
-  if (order.size() > most) order.resize(most);
+  if (order.size() > max_documents) order.resize(max_documents);
   ordered_json list = ordered_json::array();
   for (const std::size_t index : order) {
-    ordered_json one{{"index", index}, {"relevance_score", scores[index]}};
-    if (!documents.empty()) one["document"] = {{"text", documents[index]}};
-    list.push_back(std::move(one));
+    ordered_json entry{{"index", index}, {"relevance_score", scores[index]}};
+    if (!documents.empty()) entry["document"] = {{"text", documents[index]}};
+    list.push_back(std::move(entry));
   }
   return list;
 }

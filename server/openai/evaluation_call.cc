@@ -55,7 +55,7 @@ void EvaluationCall::Read(const std::string& body) {
   {
     MutexLock lock(&mutex_);
     evaluation_ = evaluation;
-    is_gone = is_gone_;
+    is_gone = is_client_gone_;
   }
   if (is_gone) evaluation->Cancel();
   evaluation->Start(**served, std::move(plan_.items));
@@ -83,7 +83,7 @@ void EvaluationCall::OnGone() {
   std::shared_ptr<Evaluation> evaluation;
   {
     MutexLock lock(&mutex_);
-    is_gone_ = true;
+    is_client_gone_ = true;
     evaluation = evaluation_;
   }
   if (evaluation != nullptr) evaluation->Cancel();
@@ -119,7 +119,7 @@ void EvaluationCall::Answer(absl::StatusOr<std::string> body) {
   exchange_->Post([self, answer = std::move(answer)]() mutable {
     {
       MutexLock lock(&self->mutex_);
-      if (self->is_gone_) return;
+      if (self->is_client_gone_) return;
     }
     for (auto& header : self->head_.headers) answer.headers.push_back(std::move(header));
     self->exchange_->Answer(std::move(answer));

@@ -30,8 +30,9 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
     const EvaluationEndpoint* endpoint = nullptr;
     CallInfo info;  // includes the request id
     std::string traceparent;
-    HttpHeaders headers;                        // added to every answer
-    UnknownFieldLog* unknown_fields = nullptr;  // outlives the call; null: refuse
+    HttpHeaders headers;  // added to every answer
+    UnknownFieldLog* unknown_fields =
+        nullptr;  // outlives the call; null: unknown fields are refused
   };
 
   EvaluationCall(const HandlerContext& context, std::shared_ptr<HttpExchange> exchange, Head head,
@@ -55,7 +56,7 @@ class EvaluationCall : public std::enable_shared_from_this<EvaluationCall> {
 
   Mutex mutex_;
   std::shared_ptr<Evaluation> evaluation_ ABSL_GUARDED_BY(mutex_);  // set while it can be cancelled
-  bool is_gone_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_client_gone_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace quire::server

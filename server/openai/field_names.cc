@@ -63,7 +63,7 @@ constexpr absl::string_view kConstraintKinds[] = {"json_schema", "regex",  "ebnf
 
 // Returns true for patterns that match only a whole path. Configuration keys also begin with these
 // names, and they must not be renamed.
-bool MatchesWholeOnly(absl::string_view pattern) {
+bool MatchesOnlyWholePath(absl::string_view pattern) {
   return pattern == "chat" || pattern == "constraint";
 }
 
@@ -149,15 +149,15 @@ std::string FieldNames::Rename(absl::string_view original) const {
   std::size_t index = 0;
   if (absl::StartsWith(field, kTools) &&
       absl::SimpleAtoi(field.substr(kTools.size(), field.find(']') - kTools.size()), &index) &&
-      index < tools_.size()) {
-    field = absl::StrCat(kTools, tools_[index], field.substr(field.find(']')));
+      index < tool_indexes_.size()) {
+    field = absl::StrCat(kTools, tool_indexes_[index], field.substr(field.find(']')));
   }
   std::string best = field;
   std::size_t longest = 0;
   const auto consider = [&](absl::string_view ours, absl::string_view theirs) {
     if (ours.size() <= longest) return;
     const std::optional<Match> match = MatchPrefix(field, ours);
-    if (!match || (MatchesWholeOnly(ours) && !match->rest.empty())) return;
+    if (!match || (MatchesOnlyWholePath(ours) && !match->rest.empty())) return;
     if (theirs.empty() && match->rest.empty()) return;
     longest = ours.size();
     best = FillIndexes(theirs, *match);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Maps fields of the gRPC API to the names that a client of the OpenAI API used.
+// Maps fields of the gRPC API to the names of the same fields in the OpenAI API.
 //
 //   FieldNames names;
 //   names.Set("constraint.regex", "structured_outputs.regex");
@@ -29,7 +29,7 @@ class FieldNames {
   // path was set several times, the last call applies.
   void Set(std::string ours, std::string theirs);
   // Maps chat.tools[i] to tools[indexes[i]]. Default: the same index.
-  void SetToolIndexes(std::vector<std::size_t> indexes) { tools_ = std::move(indexes); }
+  void SetToolIndexes(std::vector<std::size_t> indexes) { tool_indexes_ = std::move(indexes); }
   // Sets the client's name of the constraint and all its kinds.
   void SetConstraint(const std::string& theirs);
 
@@ -39,7 +39,7 @@ class FieldNames {
 
  private:
   std::vector<std::pair<std::string, std::string>> names_;
-  std::vector<std::size_t> tools_;
+  std::vector<std::size_t> tool_indexes_;
 };
 
 }  // namespace quire::server

@@ -1,7 +1,8 @@
 #pragma once
 
 // The endpoints that generate text. Each has functions that read the body and write the answer and
-// the errors in the format of one API. All of them run as v1::GenerateRequests in OpenAiCall.
+// the errors in the format of one API. Every call runs as one or more v1::GenerateRequests in
+// OpenAiCall.
 //
 // Place:   OpenAiService finds the endpoint of a path; server/dialects adds the endpoints of other
 //          APIs.

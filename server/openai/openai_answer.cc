@@ -94,13 +94,13 @@ ordered_json MakeDelta(const v1::Delta& delta, const std::string& text, bool use
 }
 
 // Computes the offsets of prompt tokens in the echoed text, in characters.
-class PromptOffsets {
+class PromptOffsetCounter {
  public:
   // `is_decoded` is true if `text` was decoded from the prompt's tokens. Otherwise `text` was sent
   // by the client. It then lacks special tokens that the tokenizer adds, and its spaces may differ
   // from the spaces in the tokens.
-  PromptOffsets(absl::string_view text, const OpenAiTokens& tokens, bool is_decoded,
-                bool skips_special)
+  PromptOffsetCounter(absl::string_view text, const OpenAiTokens& tokens, bool is_decoded,
+                      bool skips_special)
       : rest_(text),
         tokens_(tokens),
         is_decoded_(is_decoded),
@@ -211,11 +211,11 @@ ordered_json ChatToken(const Token& token) {
 // are token ids. The token of the prompt is the first.
 std::string PromptLogprob(const v1::TokenLogprob& token) {
   ordered_json entries = ordered_json::object();
-  const auto add = [&entries](const auto& one, std::int32_t rank) {
-    entries.emplace(absl::StrCat(one.token_id()),
-                    ordered_json{{"logprob", FiniteOrMin(one.logprob())},
+  const auto add = [&entries](const auto& candidate, std::int32_t rank) {
+    entries.emplace(absl::StrCat(candidate.token_id()),
+                    ordered_json{{"logprob", FiniteOrMin(candidate.logprob())},
                                  {"rank", rank},
-                                 {"decoded_token", one.token_bytes()}});
+                                 {"decoded_token", candidate.token_bytes()}});
   };
   add(token, token.rank());
   for (int i = 0; i < token.top_size(); ++i) add(token.top(i), i + 1);
@@ -319,9 +319,9 @@ struct OpenAiAnswer::Impl {
   static void AppendPromptLogprobs(const Prompt& prompt, std::string* body) {
     absl::StrAppend(body, ",\"prompt_logprobs\":[null", prompt.logprobs_json, "]");
   }
-  // `begins` is true for the first chunk of a choice of a chat.
+  // `is_first` is true for the first chunk of a choice of a chat.
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events,
-                   bool begins = false);
+                   bool is_first = false);
   // Adds the ids of the output to a choice. Also adds the ids of the prompt to the first choice of
   // a completion.
   void AddIds(std::size_t index, const google::protobuf::RepeatedField<std::int32_t>& ids,
@@ -329,9 +329,9 @@ struct OpenAiAnswer::Impl {
   // Returns the indexes of the choices of a prompt that are returned, best first if best_of is
   // above n.
   std::vector<std::size_t> ReturnedChoices(std::size_t prompt) const;
-  // Returns the choice of a chunk. `word` is the finish reason, or null.
+  // Returns the choice of a chunk. `finish_reason` is null except in the last chunk of the choice.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
-                           const char* word) const;
+                           const char* finish_reason) const;
   const Prompt& PromptOfChoice(std::size_t index) const {
     return prompts[index / choices_per_prompt];
   }
@@ -383,22 +383,23 @@ ordered_json OpenAiAnswer::Impl::UsageObject(std::int64_t prompt_tokens, std::in
 }
 
 ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json content,
-                                             ordered_json logprobs, const char* word) const {
+                                             ordered_json logprobs,
+                                             const char* finish_reason) const {
   ordered_json choice = {{"index", index}};
   choice[is_chat ? "delta" : "text"] = std::move(content);
   choice["logprobs"] = std::move(logprobs);
-  choice["finish_reason"] = word == nullptr ? ordered_json() : ordered_json(word);
+  choice["finish_reason"] = finish_reason == nullptr ? ordered_json() : ordered_json(finish_reason);
   return choice;
 }
 
 void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std::string* events,
-                                     bool begins) {
+                                     bool is_first) {
   ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
   if (!std::exchange(has_sent_unenforced, true) && !unenforced.empty()) {
     chunk["unenforced_keywords"] = unenforced;
   }
   chunk["choices"] = ordered_json::array({std::move(choice)});
-  if (begins && is_chat && with_ids) chunk["prompt_token_ids"] = PromptOfChoice(index).ids;
+  if (is_first && is_chat && with_ids) chunk["prompt_token_ids"] = PromptOfChoice(index).ids;
   if (include_usage) chunk["usage"] = continuous_usage ? UsageOfChoice(index) : ordered_json();
   absl::StrAppend(events, SseEvent(JsonText(chunk)));
 }
@@ -410,7 +411,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   state.cached_tokens = started.cached_tokens();
   state.text = started.prompt_text();
   // If the prompt ends within a character, the output usually completes the character. Hidden
-  // output cannot, so a replacement character is added here.
+  // output cannot complete it, so a replacement character is added here.
   if (hides_output && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
     absl::StrAppend(&state.text, kReplacementCharacter);
   }
@@ -428,7 +429,7 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   for (std::size_t c = 0; c < choices_per_prompt; ++c) {
     const ordered_json role = {{"role", "assistant"}, {"content", ""}};
     const std::size_t index = prompt * choices_per_prompt + c;
-    AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events, /*begins=*/true);
+    AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events, /*is_first=*/true);
   }
 }
 
@@ -454,7 +455,7 @@ bool OpenAiAnswer::Impl::EndsInsideCharacter(
 }
 
 void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const {
-  PromptOffsets offsets(prompt.text, vocabulary, prompt.is_decoded, skips_special);
+  PromptOffsetCounter offsets(prompt.text, vocabulary, prompt.is_decoded, skips_special);
   const bool has_first = prompt.first_id >= 0;
   lists->AddFirst(has_first ? vocabulary.bytes(prompt.first_id) : "",
                   has_first ? offsets.Next(prompt.first_id) : 0);
@@ -521,15 +522,15 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
   choice.completion_tokens = hides_output ? 0 : completed.usage().completion_tokens();
   choice.reasoning_tokens = completed.usage().reasoning_tokens();
   const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
-  const char* const word = hides_output
-                               ? "length"
-                               : FinishReasonName(completed.finish_reason(),
-                                                  has_calls && !has_named_tool, uses_functions);
+  const char* const finish_reason =
+      hides_output ? "length"
+                   : FinishReasonName(completed.finish_reason(), has_calls && !has_named_tool,
+                                      uses_functions);
   if (stream) {
     // If the choice has no output, the prompt has not been sent yet.
     if (!choice.is_open && (echo || with_ids)) AddDelta(index, v1::Delta(), events);
     ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
-    AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, word), events);
+    AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, finish_reason), events);
     return;
   }
   std::string shown = echo ? PromptOfChoice(index).text : "";
@@ -542,7 +543,7 @@ void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& comple
     json["text"] = shown;
   }
   json["logprobs"] = std::move(logprobs);
-  json["finish_reason"] = word;
+  json["finish_reason"] = finish_reason;
   AddIds(index, completed.token_ids(), /*is_first=*/true, &json);
   choice.mean_logprob = MeanLogprob(completed.logprobs());
   choice.json = JsonText(json);

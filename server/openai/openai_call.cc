@@ -106,10 +106,11 @@ absl::StatusOr<OpenAiRequest> OpenAiCall::Read(const std::string& body) {
   }
   if (!request.ok()) return request.status();
   // A longer list could never be queued completely.
-  const std::int32_t most = options->engine.max_queued_requests;
-  if (request->prompts.size() > static_cast<std::size_t>(most)) {
-    return BadParameter("prompt", absl::StrCat(request->prompts.size(), " entries long"),
-                        absl::StrCat("at most ", most, " entries (limits.max_queued_requests)"));
+  const std::int32_t max_prompts = options->engine.max_queued_requests;
+  if (request->prompts.size() > static_cast<std::size_t>(max_prompts)) {
+    return BadParameter(
+        "prompt", absl::StrCat(request->prompts.size(), " entries long"),
+        absl::StrCat("at most ", max_prompts, " entries (limits.max_queued_requests)"));
   }
   return request;
 }
@@ -140,9 +141,10 @@ void OpenAiCall::Start(OpenAiRequest request) {
 // From here on, everything runs on the strand of the exchange.
 void OpenAiCall::Run() {
   is_running_ = true;
-  if (is_gone_) CancelAll();
+  if (is_client_gone_) CancelAll();
   const std::shared_ptr<OpenAiCall> self = shared_from_this();
-  for (PromptState& part : prompts_) part.generation->SetReadyCallback([self] { self->OnReady(); });
+  for (PromptState& state : prompts_)
+    state.generation->SetReadyCallback([self] { self->OnReady(); });
   Pump();
 }
 
@@ -155,9 +157,9 @@ void OpenAiCall::OnReady() {
 }
 
 void OpenAiCall::OnGone() {
-  is_gone_ = true;
+  is_client_gone_ = true;
   is_writing_ = false;
-  if (!is_running_) return;  // Run checks is_gone_
+  if (!is_running_) return;  // Run checks is_client_gone_
   CancelAll();
   Pump();
 }
@@ -189,18 +191,18 @@ std::string OpenAiCall::Collect() {
     events.clear();
     for (std::size_t i = 0; i < prompts_.size(); ++i) Drain(i, &events);
   }
-  if (is_gone_ || !may_write) events.clear();
+  if (is_client_gone_ || !may_write) events.clear();
   return events;
 }
 
 void OpenAiCall::Drain(std::size_t index, std::string* events) {
-  PromptState& part = prompts_[index];
-  if (part.is_done) return;
+  PromptState& state = prompts_[index];
+  if (state.is_done) return;
   v1::GenerateResponse message;
   // After a failure messages are discarded, so kPieceBytes does not apply.
   while ((events->size() < kPieceBytes || !error_.ok()) &&
-         part.generation->TakeResponse(&message)) {
-    if (!is_gone_ && error_.ok()) {
+         state.generation->TakeResponse(&message)) {
+    if (!is_client_gone_ && error_.ok()) {
       answer_->Take(index, message, events);
       if (answer_->buffered_bytes() > head_.max_buffered_bytes) {
         Fail(TooLargeAnswer(head_.max_buffered_bytes));
@@ -208,9 +210,9 @@ void OpenAiCall::Drain(std::size_t index, std::string* events) {
     }
     message.Clear();
   }
-  if (!part.generation->finished()) return;
-  part.is_done = true;
-  const absl::Status status = part.generation->Close();
+  if (!state.generation->finished()) return;
+  state.is_done = true;
+  const absl::Status status = state.generation->Close();
   if (!status.ok()) Fail(status, index);
 }
 
@@ -222,14 +224,14 @@ void OpenAiCall::Fail(const absl::Status& status, std::optional<std::size_t> pro
 }
 
 void OpenAiCall::CancelAll() {
-  for (PromptState& part : prompts_) {
-    if (!part.is_done) part.generation->Cancel();
+  for (PromptState& state : prompts_) {
+    if (!state.is_done) state.generation->Cancel();
   }
 }
 
 bool OpenAiCall::has_finished() const {
   return std::all_of(prompts_.begin(), prompts_.end(),
-                     [](const PromptState& part) { return part.is_done; });
+                     [](const PromptState& state) { return state.is_done; });
 }
 
 void OpenAiCall::WriteEvents(std::string events) {
@@ -251,7 +253,7 @@ void OpenAiCall::WriteEvents(std::string events) {
 
 void OpenAiCall::End() {
   std::string last;
-  if (!is_gone_ && error_.ok()) {
+  if (!is_client_gone_ && error_.ok()) {
     try {
       if (stream_) {
         answer_->AppendEnd(&last);
@@ -266,7 +268,7 @@ void OpenAiCall::End() {
   // Also destroys the callbacks of the generations, which own this call.
   prompts_.clear();
   const std::unique_ptr<AnswerWriter> writer = std::move(answer_);
-  if (is_gone_) return Count(absl::StatusCode::kCancelled);
+  if (is_client_gone_) return Count(absl::StatusCode::kCancelled);
   if (!error_.ok()) return EndWithError(writer.get());
   Count(absl::StatusCode::kOk);
   if (!stream_) {

@@ -11,7 +11,8 @@
 //             the other prompts and becomes the answer of the call. If the client disconnects, all
 //             prompts are cancelled at once. The call ends when every generation has ended.
 // Threads:    runs on the exchange's strand. OnReady is thread-safe. For a large body, Prepare runs
-//             on a worker, and the strand does not use its results until it has returned.
+//             on a worker, and the strand does not use the results of Prepare until Prepare has
+//             returned.
 // Lifetime:   keeps itself alive until the end of the call.
 
 #include <atomic>
@@ -97,7 +98,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   bool is_running_ = false;  // Prepare has returned
   bool has_begun_ = false;   // the response headers of the stream were sent
   bool is_writing_ = false;
-  bool is_gone_ = false;
+  bool is_client_gone_ = false;
   bool has_ended_ = false;
   std::atomic<bool> is_posted_{false};  // a Pump is posted
 };

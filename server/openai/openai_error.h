@@ -6,8 +6,8 @@
 // Place:      below everything in server/openai and server/dialects.
 // Invariants: `code` is OpenAI's where clients act on it (context_length_exceeded, invalid_api_key,
 //             rate_limit_exceeded, ...), else the reason of base/error_reason.h in lower case.
-//             `param` is the field's name in the client's body. Only defects of the server, and
-//             states such as loading, have 5xx statuses, because clients retry these.
+//             `param` is the field's name in the client's body. Only server defects and temporary
+//             states such as loading have 5xx statuses, because clients retry these.
 // Threads:    any.
 
 #include <string>
@@ -26,7 +26,7 @@ struct ApiError {
   std::string type;   // OpenAI's: invalid_request_error, rate_limit_error, server_error, ...
   std::string param;  // may be empty
   std::string code;
-  std::string request_id;  // empty before the call has one
+  std::string request_id;  // empty before the call has a request id
 };
 
 // Writes the body of an error in the format of one API.
@@ -39,7 +39,7 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
                        WriteErrorBody write = &OpenAiErrorBody);
 
 // Converts an error of the lower layers. `names` maps the field names of the request, so that the
-// returned `param` and message have the client's names and none of the gRPC API. REQUIRES:
+// returned `param` and message use the client's names instead of those of the gRPC API. REQUIRES:
 // !status.ok().
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {},
                        WriteErrorBody write = &OpenAiErrorBody, absl::string_view request_id = "");

@@ -19,10 +19,10 @@ constexpr absl::Duration kWriteMargin = absl::Seconds(5);
 
 absl::StatusOr<std::unique_ptr<OpenAiListener>> OpenAiListener::Start(
     const HandlerContext& context, const CertificateStore* certificates,
-    ServerIdentity server_identity, std::vector<EndpointTables> more) {
+    ServerIdentity server_identity, std::vector<EndpointTables> other_apis) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
   std::unique_ptr<OpenAiListener> listener(
-      new OpenAiListener(context, std::move(server_identity), std::move(more)));
+      new OpenAiListener(context, std::move(server_identity), std::move(other_apis)));
   HttpServerOptions server;
   server.address = options->openai.listen;
   server.thread_name = "openai";

@@ -24,11 +24,11 @@ namespace quire::server {
 
 class OpenAiListener {
  public:
-  // Listens on the configured address. `certificates` is null without TLS. `more` are the endpoints
-  // of other APIs. Returns the errors of HttpServer::Start.
+  // Listens on the configured address. `certificates` is null without TLS. `other_apis` are the
+  // endpoints of other APIs. Returns the errors of HttpServer::Start.
   static absl::StatusOr<std::unique_ptr<OpenAiListener>> Start(
       const HandlerContext& context, const CertificateStore* certificates,
-      ServerIdentity server = {}, std::vector<EndpointTables> more = {});
+      ServerIdentity server = {}, std::vector<EndpointTables> other_apis = {});
 
   const std::string& address() const { return server_->address(); }
   // See OpenAiService.
@@ -41,8 +41,8 @@ class OpenAiListener {
 
  private:
   OpenAiListener(const HandlerContext& context, ServerIdentity server,
-                 std::vector<EndpointTables> more)
-      : service_(context, std::move(server), std::move(more)) {}
+                 std::vector<EndpointTables> other_apis)
+      : service_(context, std::move(server), std::move(other_apis)) {}
 
   OpenAiService service_;
   std::unique_ptr<HttpServer> server_;

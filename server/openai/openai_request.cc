@@ -32,7 +32,8 @@ absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
                            v1::SamplingParams* sampling) {
   const auto bias = body.Find("logit_bias");
   if (!bias) return absl::OkStatus();
-  if (!bias->is_object()) return BadField(*bias, "must be an object of token ids and numbers");
+  if (!bias->is_object())
+    return BadField(*bias, "must be an object that maps token ids to numbers");
   if (bias->raw().size() > static_cast<std::size_t>(limits.max_logit_bias_entries)) {
     return BadField(*bias, absl::StrCat("has ", bias->raw().size(), " entries, at most ",
                                         limits.max_logit_bias_entries, " are allowed"));
@@ -40,7 +41,7 @@ absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
   for (const auto& [key, value] : bias->raw().items()) {
     std::int32_t token = 0;
     if (!absl::SimpleAtoi(key, &token) || !value.is_number()) {
-      return BadField(*bias, "must be an object of token ids and numbers");
+      return BadField(*bias, "must be an object that maps token ids to numbers");
     }
     (*sampling->mutable_logit_bias())[token] = static_cast<float>(value.get<double>());
   }
@@ -271,7 +272,7 @@ absl::StatusOr<FormatSchema> FindFormatSchema(const JsonFields& format, absl::st
   if (!wrapper->is_object()) return BadField(*wrapper, "must be an object");
   raw = formats::RawMember(raw, "json_schema");
   if (const auto inner = wrapper->FindNonNull("schema")) {
-    QUIRE_RETURN_IF_ERROR(CheckMembers(*wrapper, "json_schema that has a schema",
+    QUIRE_RETURN_IF_ERROR(CheckMembers(*wrapper, "a json_schema with the member schema",
                                        {"name", "description", "schema", "strict"}));
     return FormatSchema{inner, formats::RawMember(raw, "schema")};
   }
@@ -308,9 +309,9 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
     return BadField(*format, "has the type json_schema but no json_schema.schema");
   }
   // An empty schema also means any JSON object.
-  const bool is_free = !schema.value || schema.value->raw() == nlohmann::json::object() ||
-                       schema.value->raw() == nlohmann::json(true);
-  if (type == "json_object" && is_free) {
+  const bool allows_any_object = !schema.value || schema.value->raw() == nlohmann::json::object() ||
+                                 schema.value->raw() == nlohmann::json(true);
+  if (type == "json_object" && allows_any_object) {
     request->mutable_constraint()->mutable_json_object();
     return absl::OkStatus();
   }
@@ -377,8 +378,8 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   return absl::OkStatus();
 }
 
-// The schema may be that of a tool, which is read later. RequestTranslator therefore checks that
-// there is a schema.
+// The schema may belong to a tool, and tools are read later. RequestTranslator therefore checks
+// that there is a schema.
 absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request) {
   const auto policy = body.Find("constraint_unenforced");
   if (!policy) return absl::OkStatus();
@@ -455,7 +456,7 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   request->mutable_output()->set_stream(result->stream);
   request->mutable_output()->set_usage_every_chunk(result->stream && result->continuous_usage);
   request->mutable_output()->set_text(true);
-  // The echo has the ids of the prompt.
+  // The ids of the prompt are returned as part of the echo.
   request->mutable_output()->set_token_ids(result->token_ids);
   request->mutable_output()->set_echo_prompt(result->token_ids);
   // The translator refuses values below 1 later, so count at least one choice.

@@ -42,7 +42,7 @@ struct OpenAiRequest {
   // Set for completions with max_tokens 0, which request only the prompt: one token is generated
   // but not returned.
   bool hides_output = false;
-  // /v1/responses only: members of the answer that repeat the request, as JSON members.
+  // /v1/responses only: members of the answer that repeat fields of the request, as JSON text.
   std::string repeated_members;
   FieldNames names;  // the client's names of fields, for errors
 };
@@ -52,8 +52,8 @@ struct OpenAiLimits {
   std::int64_t max_json_nodes = 250000;
   int max_json_depth = 64;
   std::int32_t max_logit_bias_entries = 1024;
-  std::int32_t max_tokens = 1 << 20;               // limits.max_tokens_per_request, or the context
-  bool has_chat_template = true;                   // the model has a default template
+  std::int32_t max_tokens = 1 << 20;  // limits.max_tokens_per_request or the context length
+  bool has_chat_template = true;      // the model has a default template
   UnknownFieldHandler on_unknown_field = nullptr;  // null: unknown fields are refused
 };
 

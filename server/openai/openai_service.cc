@@ -96,10 +96,10 @@ HttpAnswer AddHeaders(HttpHeaders headers, HttpAnswer answer) {
 }  // namespace
 
 OpenAiService::OpenAiService(const HandlerContext& context, ServerIdentity server,
-                             std::vector<EndpointTables> more)
+                             std::vector<EndpointTables> other_apis)
     : context_(context),
       server_(std::move(server)),
-      tables_(std::move(more)),
+      tables_(std::move(other_apis)),
       worker_(kNumWorkers, kMaxWaitingBodies) {
   tables_.push_back({.generation = OpenAiEndpoints(),
                      .evaluation = EvaluationEndpoints(),
@@ -282,7 +282,7 @@ HttpAnswer OpenAiService::UnknownEndpoint(absl::string_view path) const {
                      refused->write_error);
 }
 
-// REQUIRES: the path is one of an InfoEndpoint.
+// REQUIRES: the path is that of an InfoEndpoint.
 HttpAnswer OpenAiService::AnswerInfo(const HttpRequest& request) const {
   const InfoEndpoint* const endpoint = FindInfo(request.path);
   auto answer =

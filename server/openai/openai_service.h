@@ -34,9 +34,9 @@ namespace quire::server {
 
 class OpenAiService {
  public:
-  // `more` are the endpoints of other APIs.
+  // `other_apis` are the endpoints of other APIs.
   OpenAiService(const HandlerContext& context, ServerIdentity server,
-                std::vector<EndpointTables> more);
+                std::vector<EndpointTables> other_apis);
 
   void Handle(const std::shared_ptr<HttpExchange>& exchange);
 
@@ -82,7 +82,7 @@ class OpenAiService {
 
   const HandlerContext context_;
   const ServerIdentity server_;
-  std::vector<EndpointTables> tables_;  // constant; OpenAI's are the last ones
+  std::vector<EndpointTables> tables_;  // constant; the last table is OpenAI's
   std::string openapi_;                 // constant; the body of /openapi.json
   bool checks_host_ = false;
   std::atomic<int> status_page_port_{0};  // 0: no status page

@@ -64,8 +64,8 @@ class SchemaWriter {
       case FieldOutcome::kSupported: {
         // With members_if, the value may also be an object with other members.
         if (field.members == 0 || !field.members_if.empty()) return ordered_json::object();
-        ordered_json one = Refer(table, field.members, absl::StrCat(parent, ".", field.name));
-        ordered_json element = {{"anyOf", {std::move(one), {{"type", "string"}}}}};
+        ordered_json object = Refer(table, field.members, absl::StrCat(parent, ".", field.name));
+        ordered_json element = {{"anyOf", {std::move(object), {{"type", "string"}}}}};
         ordered_json list = {{"type", "array"}, {"items", element}};
         element["anyOf"].push_back(std::move(list));
         return element;

@@ -30,7 +30,7 @@ constexpr absl::string_view kUseConstraint = "use response_format or structured_
 constexpr absl::string_view kFixedSamplers =
     "remove it; top_k, top_p, min_p, top_n_sigma, xtc_probability and dry_multiplier are supported";
 constexpr absl::string_view kNoBeams = "use best_of, or n with a temperature";
-constexpr absl::string_view kNoTransfer = "pages are not exchanged with other servers";
+constexpr absl::string_view kNoTransfer = "KV cache pages are not exchanged with other servers";
 constexpr absl::string_view kUseHeader = "send it as the header x-request-id";
 constexpr absl::string_view kNoBudget = "set chat_template_kwargs if the template has a budget";
 constexpr absl::string_view kNoAdapters = "merge the adapter into the model";
@@ -190,7 +190,7 @@ constexpr RequestField kFields[] = {
             R"(["right"])"),
     Refused("truncate_prompt_tokens", kScoreBody | kRerankBody, "shorten the texts"),
     Refused("priority", kEvaluationBodies, "remove it", "[0]"),
-    Refused("cache_salt", kEvaluationBodies, "use a tenant of its own for isolation"),
+    Refused("cache_salt", kEvaluationBodies, "use a separate tenant for isolation"),
     Refused("use_activation", kEmbeddingBody, "use normalize"),
     Refused("use_activation", kScoreBody | kRerankBody | kClassifyBody,
             "scores are always probabilities", "[true]"),
@@ -355,7 +355,7 @@ constexpr RequestField kFields[] = {
     Supported("description", kFunction),
     Supported("parameters", kFunction),
     Supported("strict", kFunction),
-    // transformers writes it, and the template gets the tool unchanged.
+    // The transformers library writes this member, and the template gets the tool unchanged.
     Supported("return", kFunction),
 
     Supported("function", kToolChoice | kNamedTool, kName),

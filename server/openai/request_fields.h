@@ -4,7 +4,7 @@
 //
 //   QUIRE_RETURN_IF_ERROR(CheckFields(body, kChatBody, limits.on_unknown_field));
 //   {"temperture": 1}  -> "temperture is not a known field; did you mean temperature?"
-//   {"logprobs": true, "audio": {}}  -> "audio is not supported; the model writes text only"
+//   {"audio": {}}  -> "audio is not supported; the model reads and writes text only"
 //
 // Place:      below the readers of bodies, which read only supported fields.
 // Invariants: every field is supported, refused by name, or accepted without a meaning for this

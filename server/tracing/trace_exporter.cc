@@ -197,7 +197,7 @@ class TraceExporter::Impl {
   std::deque<otlp::Span> queue_ ABSL_GUARDED_BY(mutex_);
   std::size_t num_sending_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time end_time_ ABSL_GUARDED_BY(mutex_);                  // set when is_ending_ is
+  absl::Time end_time_ ABSL_GUARDED_BY(mutex_);                  // set with is_ending_
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;               // Run has returned
   grpc::ClientContext* call_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null: no call is in flight
   std::thread thread_;  // last member, because it uses the others
@@ -205,7 +205,8 @@ class TraceExporter::Impl {
 
 void TraceExporter::Impl::Add(const TracedRequest& request) {
   const std::optional<TraceContext> parent = ParseTraceparent(request.traceparent);
-  // The caller has decided whether its trace is sampled. Other requests are sampled here.
+  // A traceparent determines whether its trace is sampled. Requests without a traceparent are
+  // sampled here.
   const bool is_sampled =
       parent ? parent->is_sampled
              : std::uniform_real_distribution<double>(0, 1)(Random()) < options_.sample_ratio;

@@ -181,7 +181,7 @@ absl::Status ReadPrompt(const wire::GenerateRequest& message, v1::GenerateReques
 // Refuses unsupported features: media, and KV transfer from other workers.
 absl::Status RefuseUnsupported(const wire::GenerateRequest& message) {
   constexpr absl::string_view kNoMedia = "the model reads text only";
-  constexpr absl::string_view kNoTransfer = "keys and values from other workers are not supported";
+  constexpr absl::string_view kNoTransfer = "KV cache transfer from other workers is not supported";
   if (message.has_mm_inputs()) return Refuse("mm_inputs", "set", kNoMedia);
   if (message.extra_mm_inputs_size() > 0) {
     return Refuse("extra_mm_inputs", absl::StrCat(message.extra_mm_inputs_size(), " entries long"),

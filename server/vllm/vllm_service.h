@@ -7,8 +7,8 @@
 //             GenerateReactor; other calls are answered from the served model.
 // Invariants: authentication, scopes, limits, drain, metrics and error details are the same as in
 //             GenerationService. However, HealthCheck needs no token, and GetLoads needs the scope
-//             `metrics`. Unsupported calls return UNIMPLEMENTED / FEATURE_UNSUPPORTED with their
-//             name.
+//             `metrics`. Unsupported calls return UNIMPLEMENTED / FEATURE_UNSUPPORTED with the name
+//             of the method.
 // Threads:    gRPC's callback threads.
 // Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.

@@ -36,9 +36,9 @@ enum class Phase : std::uint8_t {
   kClosing,        // the connection is closing, or was chosen for eviction
 };
 
-class ConnectionPlaces {
+class ConnectionEvictor {
  public:
-  struct Evicted {
+  struct EvictedConnection {
     std::uint64_t number;
     Phase phase;  // phase before the eviction
   };
@@ -53,7 +53,7 @@ class ConnectionPlaces {
   // Chooses a connection of the address `ip`, or of any address if `ip` is empty, and sets its
   // phase to kClosing. Returns nullopt if no connection is idle and none has awaited bytes for a
   // second.
-  std::optional<Evicted> EvictOne(const std::string& ip, absl::Time now);
+  std::optional<EvictedConnection> EvictOne(const std::string& ip, absl::Time now);
 
   // The number of connections that are not closing, in total or of one address.
   std::size_t size() const { return all_.size; }

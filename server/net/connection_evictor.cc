@@ -1,4 +1,4 @@
-#include "server/net/connection_places.h"
+#include "server/net/connection_evictor.h"
 
 #include "base/check.h"
 
@@ -10,12 +10,12 @@ constexpr absl::Duration kMaxStall = absl::Seconds(1);
 
 }  // namespace
 
-ConnectionPlaces::Order* ConnectionPlaces::OrderOf(Group& group, Phase phase) {
+ConnectionEvictor::Order* ConnectionEvictor::OrderOf(Group& group, Phase phase) {
   if (phase == Phase::kIdle) return &group.idle;
   return phase == Phase::kAwaitingBytes ? &group.awaiting : nullptr;
 }
 
-void ConnectionPlaces::AddToGroups(std::uint64_t number, const Entry& entry) {
+void ConnectionEvictor::AddToGroups(std::uint64_t number, const Entry& entry) {
   if (entry.phase == Phase::kClosing) return;
   const auto enter = [&](Group& group) {
     ++group.size;
@@ -25,7 +25,7 @@ void ConnectionPlaces::AddToGroups(std::uint64_t number, const Entry& entry) {
   if (!entry.ip.empty()) enter(by_ip_[entry.ip]);
 }
 
-void ConnectionPlaces::RemoveFromGroups(std::uint64_t number, const Entry& entry) {
+void ConnectionEvictor::RemoveFromGroups(std::uint64_t number, const Entry& entry) {
   if (entry.phase == Phase::kClosing) return;
   const auto leave = [&](Group& group) {
     --group.size;
@@ -38,13 +38,13 @@ void ConnectionPlaces::RemoveFromGroups(std::uint64_t number, const Entry& entry
   if (group->second.size == 0) by_ip_.erase(group);
 }
 
-void ConnectionPlaces::Add(std::uint64_t number, const std::string& ip, absl::Time now) {
+void ConnectionEvictor::Add(std::uint64_t number, const std::string& ip, absl::Time now) {
   const auto [added, is_new] = entries_.try_emplace(number, Entry{.ip = ip, .since = now});
   QUIRE_CHECK(is_new);
   AddToGroups(number, added->second);
 }
 
-void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time now) {
+void ConnectionEvictor::SetPhase(std::uint64_t number, Phase phase, absl::Time now) {
   const auto found = entries_.find(number);
   if (found == entries_.end()) return;
   Entry& entry = found->second;
@@ -55,15 +55,15 @@ void ConnectionPlaces::SetPhase(std::uint64_t number, Phase phase, absl::Time no
   AddToGroups(number, entry);
 }
 
-void ConnectionPlaces::Remove(std::uint64_t number) {
+void ConnectionEvictor::Remove(std::uint64_t number) {
   const auto found = entries_.find(number);
   if (found == entries_.end()) return;
   RemoveFromGroups(number, found->second);
   entries_.erase(found);
 }
 
-std::optional<ConnectionPlaces::Evicted> ConnectionPlaces::EvictOne(const std::string& ip,
-                                                                    absl::Time now) {
+std::optional<ConnectionEvictor::EvictedConnection> ConnectionEvictor::EvictOne(
+    const std::string& ip, absl::Time now) {
   const Group* group = &all_;
   if (!ip.empty()) {
     const auto found = by_ip_.find(ip);
@@ -74,19 +74,19 @@ std::optional<ConnectionPlaces::Evicted> ConnectionPlaces::EvictOne(const std::s
   const Order& order = has_idle ? group->idle : group->awaiting;
   if (order.empty()) return std::nullopt;
   if (!has_idle && now - order.begin()->first < kMaxStall) return std::nullopt;
-  const Evicted evicted = {.number = order.begin()->second,
-                           .phase = has_idle ? Phase::kIdle : Phase::kAwaitingBytes};
+  const EvictedConnection evicted = {.number = order.begin()->second,
+                                     .phase = has_idle ? Phase::kIdle : Phase::kAwaitingBytes};
   SetPhase(evicted.number, Phase::kClosing, now);
   return evicted;
 }
 
-std::size_t ConnectionPlaces::size(const std::string& ip) const {
+std::size_t ConnectionEvictor::size(const std::string& ip) const {
   const auto found = by_ip_.find(ip);
   return found == by_ip_.end() ? 0 : found->second.size;
 }
 
-absl::Status ConnectionPlaces::CheckIntegrity() const {
-  ConnectionPlaces rebuilt;
+absl::Status ConnectionEvictor::CheckIntegrity() const {
+  ConnectionEvictor rebuilt;
   for (const auto& [number, entry] : entries_) rebuilt.AddToGroups(number, entry);
   const auto are_equal = [](const Group& a, const Group& b) {
     return a.size == b.size && a.idle == b.idle && a.awaiting == b.awaiting;
