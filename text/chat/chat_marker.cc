@@ -1,4 +1,4 @@
-#include "text/chat/chat_marks.h"
+#include "text/chat/chat_marker.h"
 
 #include <algorithm>
 #include <optional>
@@ -52,27 +52,27 @@ bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
 
 }  // namespace
 
-absl::StatusOr<ChatMarks> ChatMarks::Create(const ChatInput& chat, const StringTrie* special,
-                                            std::size_t longest_special) {
-  ChatMarks marks;
-  if (special == nullptr) return marks;
-  marks.special_ = special;
-  marks.longest_special_ = longest_special;
-  for (char32_t c = kFirstMark; c <= kLastMark && marks.end_.empty(); ++c) {
+absl::StatusOr<ChatMarker> ChatMarker::Create(const ChatInput& chat, const StringTrie* special,
+                                              std::size_t longest_special) {
+  ChatMarker marker;
+  if (special == nullptr) return marker;
+  marker.special_ = special;
+  marker.longest_special_ = longest_special;
+  for (char32_t c = kFirstMark; c <= kLastMark && marker.end_.empty(); ++c) {
     std::string mark;
     AppendUtf8(c, mark);
     if (Has(chat, mark, c)) continue;
-    (marks.begin_.empty() ? marks.begin_ : marks.end_) = std::move(mark);
+    (marker.begin_.empty() ? marker.begin_ : marker.end_) = std::move(mark);
   }
-  if (marks.end_.empty()) {
+  if (marker.end_.empty()) {
     return absl::InvalidArgumentError(
         "the conversation contains at least 31 of the 32 noncharacters U+FDD0 to U+FDEF; remove "
         "at least two of them");
   }
-  return marks;
+  return marker;
 }
 
-std::string ChatMarks::Mark(std::string text) const {
+std::string ChatMarker::Mark(std::string text) const {
   if (special_ == nullptr) return text;
   std::string out;
   std::size_t done = 0;
@@ -88,7 +88,7 @@ std::string ChatMarks::Mark(std::string text) const {
   return out;
 }
 
-RenderedChat ChatMarks::Unmark(absl::string_view text) const {
+RenderedChat ChatMarker::Unmark(absl::string_view text) const {
   RenderedChat chat;
   if (special_ == nullptr) {
     chat.text = std::string(text);

@@ -10,7 +10,8 @@
 // Invariants: the markers are two of the noncharacters U+FDD0 to U+FDEF that the conversation
 //             contains neither directly nor as JSON escapes. Text without special tokens is
 //             unchanged. If a template drops one marker of a pair, the text next to the other
-//             marker stays literal, up to the length of the longest special token.
+//             marker is still tokenized as plain text, up to the length of the longest special
+//             token.
 // Threads:    immutable.
 // Lifetime:   the trie `special` of Create must outlive it.
 
@@ -26,19 +27,19 @@ namespace quire::text {
 
 struct RenderedChat;  // chat_template.h
 
-class ChatMarks {
+class ChatMarker {
  public:
   // `special` has the texts of the special tokens, of which the longest has `longest_special`
   // bytes. If `special` is null, no text is enclosed. Returns INVALID_ARGUMENT if the conversation
   // contains so many of the noncharacters that no two are left for the markers.
-  static absl::StatusOr<ChatMarks> Create(const ChatInput& chat, const StringTrie* special,
-                                          std::size_t longest_special);
+  static absl::StatusOr<ChatMarker> Create(const ChatInput& chat, const StringTrie* special,
+                                           std::size_t longest_special);
 
   std::string Mark(std::string text) const;
   RenderedChat Unmark(absl::string_view text) const;
 
  private:
-  ChatMarks() = default;
+  ChatMarker() = default;
 
   const StringTrie* special_ = nullptr;
   std::size_t longest_special_ = 0;

@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "formats/json_value.h"
-#include "text/chat/chat_marks.h"
+#include "text/chat/chat_marker.h"
 #include "text/chat/generic_tools.h"
 #include "text/chat/jinja/json.h"
 #include "text/chat/jinja/parser.h"
@@ -28,14 +28,15 @@ constexpr absl::string_view kDefaultName = "default";
 // Name of the template that is preferred for conversations with tools.
 constexpr absl::string_view kToolUseName = "tool_use";
 // Maximum number of steps to render a probe, which is a conversation of a few words. The limit is
-// lower for templates in requests, because clients choose them and each request probes one.
+// lower for templates in requests, because clients choose these templates and each such request
+// probes its template.
 constexpr std::int64_t kMaxProbeSteps = 100000;
 constexpr std::int64_t kMaxRequestProbeSteps = 10000;
 // Name, in error messages, for a template that the request contains.
 constexpr absl::string_view kRequestName = "request";
 
 absl::Status BadInputError(absl::string_view name, int line, absl::string_view message) {
-  // A template can cut a message inside a character.
+  // A template can cut an error message in the middle of a character.
   std::string text;
   Utf8Repairer repairer;
   repairer.Push(message, text);
@@ -365,23 +366,23 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
       continue;
     }
     const std::string problem = absl::StrCat(label, parsed.status().message());
-    templates->broken_[source.name] = problem;
+    templates->template_errors_[source.name] = problem;
     absl::StrAppend(&templates->problem_, templates->problem_.empty() ? "" : "; ", problem);
   }
   absl::StatusOr<jinja::Variables> defaults = ReadVariables(options.default_vars_json);
   if (!defaults.ok()) return WithFieldName("chat.default_vars", defaults.status());
   const auto name_token = [&](const char* name, std::optional<std::int32_t> id) {
     if (!id) return;
-    templates->defaults_.emplace_back(name, Value::String(tokenizer.TokenBytes(*id)));
+    templates->default_variables_.emplace_back(name, Value::String(tokenizer.TokenBytes(*id)));
   };
   name_token("bos_token", tokenizer.bos_token_id());
   name_token("eos_token", tokenizer.eos_token_id());
   name_token("pad_token", tokenizer.pad_token_id());
-  for (auto& variable : *defaults) templates->defaults_.push_back(std::move(variable));
+  for (auto& variable : *defaults) templates->default_variables_.push_back(std::move(variable));
   if (options.escape_special_in_content) templates->CollectSpecialTokens(tokenizer);
   if (options.generic_tools) {
     QUIRE_ASSIGN_OR_RETURN(jinja::ParsedTemplate generic, jinja::Parse(GenericToolsSource()));
-    templates->generic_ = std::move(generic.body);
+    templates->generic_template_ = std::move(generic.body);
   }
   for (auto& [name, loaded] : templates->templates_)
     templates->ProbeTraits(kMaxProbeSteps, &loaded);
@@ -430,7 +431,7 @@ std::string ChatTemplates::NameFor(const std::string& requested, bool has_tools)
   if (!requested.empty()) return requested;
   if (!options_.default_template_name.empty()) return options_.default_template_name;
   const std::string for_tools(kToolUseName);
-  if (has_tools && (templates_.contains(for_tools) || broken_.contains(for_tools))) {
+  if (has_tools && (templates_.contains(for_tools) || template_errors_.contains(for_tools))) {
     return for_tools;
   }
   return std::string(kDefaultName);
@@ -443,8 +444,9 @@ absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(
   if (found != templates_.end()) return &found->second;
   // If the model has only one template, requests need not name it.
   const bool is_unnamed = requested.empty() && options_.default_template_name.empty();
-  if (is_unnamed && templates_.size() == 1 && broken_.empty()) return &templates_.begin()->second;
-  if (const auto broken = broken_.find(name); broken != broken_.end()) {
+  if (is_unnamed && templates_.size() == 1 && template_errors_.empty())
+    return &templates_.begin()->second;
+  if (const auto broken = template_errors_.find(name); broken != template_errors_.end()) {
     return WithReason(absl::FailedPreconditionError(broken->second), Reason::kChatTemplateMissing,
                       {{"field", "chat"}});
   }
@@ -460,7 +462,7 @@ absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(
 
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
     const ChatInput& chat, const TemplateTraits& traits, const jinja::TextHook& literal) const {
-  jinja::Variables variables = defaults_;
+  jinja::Variables variables = default_variables_;
   std::size_t count = chat.messages.size() + chat.tools.size();
   for (const ChatMessage& message : chat.messages) count += message.parts.size();
   if (count > static_cast<std::size_t>(options_.json_limits.max_nodes)) {
@@ -530,7 +532,8 @@ absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
   if (!chat.tools.empty()) {
     ChatInput tools;
     tools.tools = chat.tools;
-    QUIRE_ASSIGN_OR_RETURN(instructions, RendererOf(*generic_, options_.limits)(tools, {}));
+    QUIRE_ASSIGN_OR_RETURN(instructions,
+                           RendererOf(*generic_template_, options_.limits)(tools, {}));
   }
   return WithGenericTools(chat, instructions, chosen.traits.has_system_role);
 }
@@ -574,7 +577,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
     return RenderLoaded(std::string(kRequestName), own, chat, wall_now);
   }
   // In the generic format, the template gets no tools.
-  const bool has_tools = !chat.tools.empty() && !generic_.has_value();
+  const bool has_tools = !chat.tools.empty() && !generic_template_.has_value();
   QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name, has_tools));
   return RenderLoaded(NameFor(chat.template_name, has_tools), *chosen, chat, wall_now);
 }
@@ -583,7 +586,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderLoaded(const std::string& name
                                                          const LoadedTemplate& chosen,
                                                          const ChatInput& chat,
                                                          absl::Time wall_now) const {
-  if (generic_.has_value()) {
+  if (generic_template_.has_value()) {
     const absl::StatusOr<ChatInput> generic = ToGeneric(chosen, chat);
     if (absl::IsResourceExhausted(generic.status())) {
       return TooLargeError(options_.limits, generic.status());
@@ -599,11 +602,11 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
                                                            const ChatInput& sent,
                                                            const ChatInput& chat,
                                                            absl::Time wall_now) const {
-  const absl::StatusOr<ChatMarks> marks =
-      ChatMarks::Create(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
-  if (!marks.ok()) return BadInputError(name, 0, marks.status().message());
-  const jinja::TextHook literal = [&marks](std::string text) {
-    return marks->Mark(std::move(text));
+  const absl::StatusOr<ChatMarker> marker =
+      ChatMarker::Create(chat, longest_special_ > 0 ? &special_ : nullptr, longest_special_);
+  if (!marker.ok()) return BadInputError(name, 0, marker.status().message());
+  const jinja::TextHook literal = [&marker](std::string text) {
+    return marker->Mark(std::move(text));
   };
   const absl::StatusOr<jinja::Variables> variables = MakeVariables(chat, chosen.traits, literal);
   if (!variables.ok()) return BadInputError(name, 0, variables.status().message());
@@ -622,7 +625,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
                       {{"field", "chat"}});
   }
   const auto render_again = [&](ChatInput other) -> absl::StatusOr<std::string> {
-    if (generic_.has_value()) {
+    if (generic_template_.has_value()) {
       QUIRE_ASSIGN_OR_RETURN(other, ToGeneric(chosen, other));
     }
     QUIRE_ASSIGN_OR_RETURN(const jinja::Variables values,
@@ -640,7 +643,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
     const absl::Status cut = TruncateAfterFinal(content, sent.messages.size(), &text);
     if (!cut.ok()) return BadInputError(name, 0, cut.message());
   }
-  return marks->Unmark(text);
+  return marker->Unmark(text);
 }
 
 }  // namespace quire::text

@@ -44,7 +44,8 @@ struct ChatOptions {
   std::string default_vars_json = {};      // an object; empty: none
   bool escape_special_in_content = false;
   bool generic_tools = false;  // tools are written into the messages as text (generic_tools.h)
-  std::int64_t max_request_template_bytes = 0;  // limit of ChatInput.template_text; 0: refuse any
+  std::int64_t max_request_template_bytes =
+      0;  // limit of ChatInput.template_text; 0: always refused
   jinja::JsonLimits json_limits = {};
 };
 
@@ -138,13 +139,15 @@ class ChatTemplates {
 
   ChatOptions options_;
   std::map<std::string, LoadedTemplate> templates_;
-  std::map<std::string, std::string> broken_;  // name -> error message
-  std::optional<jinja::Body> generic_;  // parsed GenericToolsSource(), if generic_tools is set
+  std::map<std::string, std::string> template_errors_;  // name -> error message
+  std::optional<jinja::Body>
+      generic_template_;  // parsed GenericToolsSource(), if generic_tools is set
   std::string origin_;
   std::string problem_;
   std::vector<std::string> warnings_;
-  jinja::Variables defaults_;  // the parsed default_vars_json
-  StringTrie special_;         // texts of the special tokens, if they are escaped in content
+  jinja::Variables
+      default_variables_;  // named tokens such as bos_token, and the parsed default_vars_json
+  StringTrie special_;     // texts of the special tokens, if they are escaped in content
   std::size_t longest_special_ = 0;
 };
 

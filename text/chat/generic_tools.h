@@ -1,7 +1,8 @@
 #pragma once
 
 // Tool calling for chat templates that do not render tools (chat.tool_format: generic). Tools,
-// earlier calls and results are written into the content of system, user and assistant messages.
+// earlier tool calls and tool results are written into the content of system, user and assistant
+// messages.
 //
 // Place:      part of chat_template.h. docs/structured_output.md describes it. The format `generic`
 //             of text/tools/tool_format.h parses the calls in the output.

@@ -23,7 +23,7 @@ bool HasStringLiteral(absl::string_view source, absl::string_view name);
 // contains the literal "developer".
 absl::string_view TemplateRole(absl::string_view role, bool template_has_developer);
 
-// Renders a conversation in the same way as the request.
+// Renders a conversation in the same way as the conversation of the request.
 using ConversationRenderer = absl::FunctionRef<absl::StatusOr<std::string>(const ChatInput& chat)>;
 
 // If the conversation has messages with uncommon roles, renders it again with probe texts as the

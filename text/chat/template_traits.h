@@ -39,9 +39,8 @@ struct TemplateTraits {
   ContentForm user_content = ContentForm::kText;
   ContentForm assistant_content = ContentForm::kText;
   ContentForm tool_content = ContentForm::kText;
-  // Whether the prompt contains tools, and whether it contains system messages.
-  bool prints_tools = false;
-  bool has_system_role = false;
+  bool prints_tools = false;     // the prompt contains the tools
+  bool has_system_role = false;  // the prompt contains system messages
   // Whether the template's source has the literal "developer". ProbeTemplate does not set this.
   bool template_has_developer = false;
 

@@ -151,37 +151,37 @@ absl::Status SentencePieceModel::MakeBpe(const SentencePieceFile& file) {
     if (file.pieces[id].type != SentencePiece::Type::kUserDefined) continue;
     symbols.emplace_back(file.pieces[id].text, static_cast<std::int32_t>(id));
   }
-  user_defined_ = PrefixTrie(std::move(symbols));
+  user_defined_pieces_ = PrefixTrie(std::move(symbols));
   return absl::OkStatus();
 }
 
 void SentencePieceModel::EncodeBpe(absl::string_view text, SentencePieceScratch& scratch) const {
   std::size_t done = 0;
-  for (std::size_t at = 0; at < text.size() && !user_defined_.empty();) {
-    const auto [size, id] = user_defined_.Longest(text.substr(at));
+  for (std::size_t at = 0; at < text.size() && !user_defined_pieces_.empty();) {
+    const auto [size, id] = user_defined_pieces_.Longest(text.substr(at));
     if (size == 0) {
       at += Utf8Length(text[at]);
       continue;
     }
-    bpe_->Encode(text.substr(done, at - done), scratch.bpe, scratch.found);
-    scratch.found.push_back({id, static_cast<std::uint32_t>(size)});
+    bpe_->Encode(text.substr(done, at - done), scratch.bpe, scratch.tokens);
+    scratch.tokens.push_back({id, static_cast<std::uint32_t>(size)});
     at += size;
     done = at;
   }
-  bpe_->Encode(text.substr(done), scratch.bpe, scratch.found);
+  bpe_->Encode(text.substr(done), scratch.bpe, scratch.tokens);
 }
 
 void SentencePieceModel::Encode(absl::string_view text, SentencePieceScratch& scratch,
                                 std::vector<ModelToken>& out) const {
-  scratch.found.clear();
+  scratch.tokens.clear();
   if (bpe_) {
     EncodeBpe(text, scratch);
   } else {
-    viterbi_.Segment(text, scratch.viterbi, scratch.found);
+    viterbi_.Segment(text, scratch.viterbi, scratch.tokens);
   }
   std::size_t at = 0;
   bool after_unknown = false;
-  for (const ModelToken& token : scratch.found) {
+  for (const ModelToken& token : scratch.tokens) {
     const bool is_unknown =
         token.id == unk_id_ || static_cast<std::size_t>(token.id) >= pieces_.size();
     if (!is_unknown) {

@@ -31,11 +31,11 @@ struct SentencePieceScratch {
   explicit SentencePieceScratch(std::int64_t cache_entries) : bpe(cache_entries) {}
   BpeScratch bpe;
   ViterbiScratch viterbi;
-  std::vector<ModelToken> found;
+  std::vector<ModelToken> tokens;
 
   // Memory that grows with the size of texts.
   std::size_t capacity_bytes() const {
-    return bpe.capacity_bytes() + viterbi.capacity_bytes() + found.capacity() * sizeof(ModelToken);
+    return bpe.capacity_bytes() + viterbi.capacity_bytes() + tokens.capacity() * sizeof(ModelToken);
   }
 };
 
@@ -66,9 +66,9 @@ class SentencePieceModel {
   std::int32_t unk_id_ = 0;
   bool byte_fallback_ = false;
   std::array<std::int32_t, 256> byte_ids_;
-  Viterbi viterbi_;          // only for unigram
-  std::optional<Bpe> bpe_;   // only for BPE; ids after the last piece are unknown characters
-  PrefixTrie user_defined_;  // only for BPE: pieces that are extracted before merging
+  Viterbi viterbi_;                 // only for unigram
+  std::optional<Bpe> bpe_;          // only for BPE; ids after the last piece are unknown characters
+  PrefixTrie user_defined_pieces_;  // only for BPE: pieces that are extracted before merging
 };
 
 }  // namespace quire::text

@@ -26,7 +26,7 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::From(
     if (file.pieces[id].type != SentencePiece::Type::kUserDefined) continue;
     symbols.emplace_back(file.pieces[id].text, static_cast<std::int32_t>(id));
   }
-  normalizer.user_defined_ = PrefixTrie(std::move(symbols));
+  normalizer.user_defined_pieces_ = PrefixTrie(std::move(symbols));
   normalizer.add_dummy_prefix_ = file.add_dummy_prefix;
   normalizer.remove_extra_whitespaces_ = file.remove_extra_whitespaces;
   normalizer.space_ = file.escape_whitespaces ? kSentencePieceSpace : absl::string_view(" ");
@@ -34,7 +34,7 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::From(
 }
 
 SentencePieceNormalizer::Step SentencePieceNormalizer::StepAt(absl::string_view text) const {
-  const std::size_t symbol = user_defined_.Longest(text).first;
+  const std::size_t symbol = user_defined_pieces_.Longest(text).first;
   if (symbol > 0) return {text.substr(0, symbol), symbol};
   if (const auto entry = map_.Longest(text)) return {entry->image, entry->size_bytes};
   const std::size_t character = Utf8Length(text[0]);

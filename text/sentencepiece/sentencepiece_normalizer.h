@@ -40,7 +40,7 @@ class SentencePieceNormalizer {
   Step StepAt(absl::string_view text) const;
 
   PrecompiledMap map_;
-  PrefixTrie user_defined_;
+  PrefixTrie user_defined_pieces_;
   bool add_dummy_prefix_ = true;
   bool remove_extra_whitespaces_ = true;
   absl::string_view space_;  // replacement of a space

@@ -28,7 +28,7 @@ class ViterbiScratch {
   friend class Viterbi;
   struct End {
     double score = 0;         // best sum of a segmentation that ends here
-    std::int32_t begin = -1;  // start of its last token; -1: not reached yet
+    std::int32_t begin = -1;  // start of that segmentation's last token; -1: none yet
     std::int32_t id = -1;
   };
   std::vector<End> ends_;

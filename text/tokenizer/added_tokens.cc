@@ -75,13 +75,13 @@ std::optional<StringTrie::Match> StringTrie::Find(absl::string_view text, std::s
   return std::nullopt;
 }
 
-absl::StatusOr<AddedTokens> AddedTokens::Empty(Ids ids) {
+absl::StatusOr<AddedTokens> AddedTokens::Empty(IdPolicy id_policy) {
   QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", RustWordClass(), "]")));
-  return AddedTokens(std::move(word), ids);
+  return AddedTokens(std::move(word), id_policy);
 }
 
 absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> tokens) {
-  QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(Ids::kAsGiven));
+  QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(IdPolicy::kAsGiven));
   added.tokens_ = std::move(tokens);
   for (std::size_t i = 0; i < added.tokens_.size(); ++i) {
     AddedToken& token = added.tokens_[i];
@@ -93,16 +93,16 @@ absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> toke
     token.normalized_content = token.content;
     added.by_content_.emplace(token.content, i);
     added.by_id_.emplace(token.id, i);
-    added.raw_.Add(token.content, i);
+    added.raw_trie_.Add(token.content, i);
   }
   return added;
 }
 
 absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& config,
                                                   const TokenModel& model,
-                                                  const Normalizer& normalizer, Ids ids,
+                                                  const Normalizer& normalizer, IdPolicy id_policy,
                                                   RegexScratch& scratch) {
-  QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(ids));
+  QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(id_policy));
   added.next_id_ = static_cast<std::int64_t>(model.vocabulary_size());
   QUIRE_RETURN_IF_ERROR(config.CheckArray());
   for (std::size_t i = 0; i < config.size(); ++i) {
@@ -129,7 +129,7 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
     }
     // Content whose normalized form is empty never matches.
     if (token.normalized_content.empty()) continue;
-    (token.normalized ? added.normalized_ : added.raw_).Add(token.normalized_content, i);
+    (token.normalized ? added.normalized_trie_ : added.raw_trie_).Add(token.normalized_content, i);
   }
   return added;
 }
@@ -156,7 +156,7 @@ absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel
   // Hugging Face ignores the id in the file: content of the vocabulary gets the vocabulary's id,
   // other content the next free id. A file with different ids is ambiguous and is rejected.
   const auto in_vocabulary = model.TokenToId(token.content);
-  const std::int64_t free_id = ids_ == Ids::kAsGiven ? id_value : next_id_;
+  const std::int64_t free_id = id_policy_ == IdPolicy::kAsGiven ? id_value : next_id_;
   const std::int64_t expected = in_vocabulary ? *in_vocabulary : free_id;
   if (id_value != expected) {
     const std::string place =

@@ -80,7 +80,7 @@ struct TextSegment {
 class AddedTokens {
  public:
   // Determines the ids of tokens that are not in the model's vocabulary.
-  enum class Ids {
+  enum class IdPolicy {
     kFollowVocabulary,  // tokenizer.json: the next id after the vocabulary, in file order
     kAsGiven,
   };
@@ -89,10 +89,11 @@ class AddedTokens {
   // content whose raw or normalized form exceeds kMaxScoredBytes.
   static absl::StatusOr<AddedTokens> FromJson(const formats::JsonValue& config,
                                               const TokenModel& model, const Normalizer& normalizer,
-                                              Ids ids, RegexScratch& scratch);
+                                              IdPolicy id_policy, RegexScratch& scratch);
 
-  // For tokens that do not come from tokenizer.json. Returns INVALID_ARGUMENT for content of more
-  // than kMaxScoredBytes. REQUIRES: ids and contents are unique, and no token is `normalized`.
+  // Creates added tokens that do not come from tokenizer.json. Returns INVALID_ARGUMENT for content
+  // of more than kMaxScoredBytes. REQUIRES: ids and contents are unique, and no token is
+  // `normalized`.
   static absl::StatusOr<AddedTokens> FromTokens(std::vector<AddedToken> tokens);
 
   // CutRaw splits raw text at the tokens that are not `normalized`. CutNormalized splits normalized
@@ -102,19 +103,19 @@ class AddedTokens {
   using TakesSpecial = absl::FunctionRef<bool(std::size_t begin, std::size_t end)>;
   absl::Status CutRaw(absl::string_view text, TakesSpecial takes_special, RegexScratch& scratch,
                       std::vector<TextSegment>& segments) const {
-    return CutBy(raw_, text, takes_special, scratch, segments);
+    return CutBy(raw_trie_, text, takes_special, scratch, segments);
   }
   absl::Status CutNormalized(absl::string_view text, TakesSpecial takes_special,
                              RegexScratch& scratch, std::vector<TextSegment>& segments) const {
-    return CutBy(normalized_, text, takes_special, scratch, segments);
+    return CutBy(normalized_trie_, text, takes_special, scratch, segments);
   }
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   std::optional<std::int32_t> TokenToId(absl::string_view content) const;
 
  private:
-  AddedTokens(Regex word, Ids ids) : ids_(ids), word_(std::move(word)) {}
-  static absl::StatusOr<AddedTokens> Empty(Ids ids);
+  AddedTokens(Regex word, IdPolicy id_policy) : id_policy_(id_policy), word_(std::move(word)) {}
+  static absl::StatusOr<AddedTokens> Empty(IdPolicy id_policy);
   absl::Status Add(const formats::JsonValue& config, const TokenModel& model);
   absl::Status CutBy(const StringTrie& trie, absl::string_view text, TakesSpecial takes_special,
                      RegexScratch& scratch, std::vector<TextSegment>& segments) const;
@@ -124,10 +125,10 @@ class AddedTokens {
   std::vector<AddedToken> tokens_;
   absl::flat_hash_map<std::string, std::size_t> by_content_;
   absl::flat_hash_map<std::int32_t, std::size_t> by_id_;
-  Ids ids_;
+  IdPolicy id_policy_;
   std::int64_t next_id_ = -1;  // id of the next token outside the vocabulary; used while loading
-  StringTrie raw_;
-  StringTrie normalized_;
+  StringTrie raw_trie_;
+  StringTrie normalized_trie_;
   Regex word_;  // matches one word character
 };
 

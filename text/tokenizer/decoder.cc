@@ -166,7 +166,7 @@ absl::Status Decoder::AddStrip(const formats::JsonValue& config) {
     return absl::UnimplementedError(
         absl::StrCat(config.PathOf("type"), " \"Strip\" twice after Fuse is not supported"));
   }
-  strip_ = stage.content;
+  strip_character_ = stage.content;
   strip_count_ = stage.start;
   return absl::OkStatus();
 }
@@ -237,7 +237,7 @@ void DecoderStream::Push(std::int32_t id, std::string& out) {
 }
 
 void DecoderStream::AppendStripped(absl::string_view bytes, std::string& out) {
-  const std::string& strip = decoder_->strip_;
+  const std::string& strip = decoder_->strip_character_;
   std::string& prefix = state_.strip_prefix;
   while (!bytes.empty() && state_.stripped < decoder_->strip_count_) {
     if (bytes[0] != strip[prefix.size()]) {

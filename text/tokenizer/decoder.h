@@ -40,9 +40,10 @@ class Decoder {
   static absl::StatusOr<Decoder> FromJson(const formats::JsonValue& config,
                                           std::vector<TokenText> tokens);
 
-  // Creates a decoder of tokens that already are bytes. `first_texts` are the bytes of the tokens
-  // at the start of a text; if it is empty, they are the same as elsewhere. The start of a text is
-  // its first token. With `first_until_bytes` it extends to the first token that produces bytes.
+  // Creates a decoder of tokens that already are bytes. `first_texts` has the bytes that each token
+  // has at the start of a text. If it is empty, these bytes are the same as elsewhere. The start of
+  // a text is its first token. With `first_until_bytes` it extends to the first token that produces
+  // bytes.
   static Decoder OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
                          bool first_until_bytes);
 
@@ -83,7 +84,7 @@ class Decoder {
   bool fused_ = false;      // while loading: a Fuse, which joins tokens, has been read
   bool joins_with_space_ = false;
   bool first_until_bytes_ = false;
-  std::string strip_;              // the character that Strip after Fuse removes
+  std::string strip_character_;    // the character that Strip after Fuse removes
   std::uint32_t strip_count_ = 0;  // maximum number of removals
 };
 

@@ -17,8 +17,8 @@ namespace quire::text {
 // The part of the decoded text that affects the bytes of the next token. By default nothing has
 // been decoded.
 struct DecoderState {
-  // Returns a state in which every token has Decoder::bytes at any position, so that the rules
-  // about the start of a text do not apply.
+  // Returns a state in which every token produces Decoder::bytes at any position. The rules about
+  // the start of a text then do not apply.
   static DecoderState Verbatim() {
     return {.is_first = false,
             .is_verbatim = true,

@@ -3,7 +3,7 @@
 // Converts text to ids by running all stages of a tokenizer in order.
 //
 // Place:      below Tokenizer.
-// Invariants: the ids do not depend on whether spans are requested.
+// Invariants: the ids do not depend on `with_spans`.
 // Threads:    Encode may be called from any thread; a mutex guards the pool of scratch memory.
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct EncoderParts {
   bool special_in_templates_only = false;
 };
 
-// `span` is the position of the token in the input. It is {-1, -1} for tokens of the
-// post-processor, and if spans were not requested.
+// `span` is the position of the token in the input. It is {-1, -1} for tokens that the
+// post-processor adds, and for all tokens without `with_spans`.
 struct EncodedToken {
   std::int32_t id;
   InputSpan span;

@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr absl::string_view kPrefix = "tokenizer.ggml.";
-constexpr absl::string_view kSign = "\xE2\x96\x81";  // U+2581, SentencePiece's space
+constexpr absl::string_view kSpaceSign = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 
 class PipelineBuilder {
  public:
@@ -40,7 +40,7 @@ class PipelineBuilder {
       return Unsupported("model", vocabulary_.model, "gpt2, llama, gemma4");
     }
     QUIRE_RETURN_IF_ERROR(AddTemplate());
-    components_["added_tokens"] = added_;
+    components_["added_tokens"] = added_tokens_;
     GgufPipeline pipeline{.model = Bpe(parts_),
                           .components_json = components_.dump(),
                           .bos_id = vocabulary_.bos_id,
@@ -111,7 +111,7 @@ class PipelineBuilder {
   bool adds_bos_by_default_ = false;
   BpeParts parts_;
   json components_ = json::object();
-  json added_ = json::array();
+  json added_tokens_ = json::array();
 };
 
 absl::Status PipelineBuilder::CheckTypes() const {
@@ -213,13 +213,13 @@ void PipelineBuilder::AddVocabulary(const std::vector<bool>& in_merges) {
       parts_.ids.emplace(vocabulary_.tokens[id], static_cast<std::int32_t>(id));
     }
     if (!IsAdded(id)) continue;
-    added_.push_back({{"id", id},
-                      {"content", vocabulary_.tokens[id]},
-                      {"single_word", false},
-                      {"lstrip", false},
-                      {"rstrip", false},
-                      {"normalized", false},
-                      {"special", type != GgufTokenType::kUserDefined}});
+    added_tokens_.push_back({{"id", id},
+                             {"content", vocabulary_.tokens[id]},
+                             {"single_word", false},
+                             {"lstrip", false},
+                             {"rstrip", false},
+                             {"normalized", false},
+                             {"special", type != GgufTokenType::kUserDefined}});
   }
 }
 
@@ -254,19 +254,20 @@ absl::Status PipelineBuilder::ReadUnknownAndBytes() {
   return ReadByteTokens();
 }
 
-// Adds a normalizer that replaces spaces by kSign, and a decoder that reverses this. If
+// Adds a normalizer that replaces spaces by kSpaceSign, and a decoder that reverses this. If
 // `adds_space`, the normalizer also puts a sign in front of the text.
 void PipelineBuilder::AddSpaceSigns(bool adds_space) {
   json normalizers = json::array();
   json decoders =
-      json::array({{{"type", "Replace"}, {"pattern", {{"String", kSign}}}, {"content", " "}},
+      json::array({{{"type", "Replace"}, {"pattern", {{"String", kSpaceSign}}}, {"content", " "}},
                    {{"type", "ByteFallback"}},
                    {{"type", "Fuse"}}});
   if (adds_space) {
-    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSign}});
+    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpaceSign}});
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
-  normalizers.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSign}});
+  normalizers.push_back(
+      {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceSign}});
   components_["normalizer"] = {{"type", "Sequence"}, {"normalizers", normalizers}};
   components_["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
 }

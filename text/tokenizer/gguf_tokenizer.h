@@ -2,13 +2,14 @@
 
 // Builds the parts of a tokenizer from the vocabulary of a GGUF file.
 //
-//   gpt2   byte-level BPE: merges in their order, text split as tokenizer.ggml.pre specifies
+//   gpt2   byte-level BPE: merges in file order, text split as tokenizer.ggml.pre specifies
 //   llama  SentencePiece BPE: two adjacent parts are merged if their concatenation is a token, best
 //          score first; spaces become U+2581, characters outside the vocabulary become their bytes
-//   gemma4 like llama, but with a list of merges in their order, and no space prefix by default
+//   gemma4 like llama, but with merges in file order, and no space prefix by default
 //
 // Control and unknown tokens become special added tokens, and user-defined tokens become plain
-// added tokens. Unused tokens have no text. A GGUF file names no normal form, so none is applied.
+// added tokens. Unused tokens have no text. A GGUF file names no Unicode normal form, so none is
+// applied.
 //
 // Place:      below Tokenizer::FromGguf.
 // Invariants: ids equal those of the tokenizer.json or tokenizer.model that the file was converted

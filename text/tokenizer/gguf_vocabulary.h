@@ -32,7 +32,7 @@ enum class GgufTokenType : std::int32_t {
 // The keys start with "tokenizer.ggml."; absent keys are nullopt.
 struct GgufVocabulary {
   std::string label;                                     // prefix of every message
-  absl::string_view model;                               // "gpt2", "llama"
+  absl::string_view model;                               // "gpt2", "llama" or "gemma4"
   std::optional<absl::string_view> pre;                  // name of the pre-tokenizer, for gpt2
   std::vector<absl::string_view> tokens;                 // indexed by id
   std::optional<std::vector<float>> scores;              // indexed by id

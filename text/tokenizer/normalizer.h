@@ -3,7 +3,8 @@
 // The normalizer of tokenizer.json or tokenizer.model, which rewrites text before it is split.
 //
 // Place:      between the two searches for added tokens. Sequences are flattened while loading.
-// Invariants: every step runs in O(n log n) of the text, even for long runs of combining marks.
+// Invariants: every step runs in O(n log n) in the size of the text, even for long runs of
+//             combining marks.
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `normalizers`.
 

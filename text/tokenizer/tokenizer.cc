@@ -103,7 +103,7 @@ formats::JsonValue ComponentOrNull(const formats::JsonValue& root, absl::string_
 // Builds the stages around `model`. `root` is a tokenizer.json, or has its components.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model,
                                                          const formats::JsonValue& root,
-                                                         AddedTokens::Ids ids,
+                                                         AddedTokens::IdPolicy ids,
                                                          const TokenizerOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null_document,
                          formats::JsonDocument::Parse("null"));
@@ -145,7 +145,7 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> ReadTokenizerJson(absl::string_v
   const std::string kind = absl::StrCat(model.type(), " (tokenizer.json)");
   QUIRE_ASSIGN_OR_RETURN(
       std::unique_ptr<TokenizerParts> parts,
-      Assemble(std::move(model), root, AddedTokens::Ids::kFollowVocabulary, options));
+      Assemble(std::move(model), root, AddedTokens::IdPolicy::kFollowVocabulary, options));
   parts->kind = kind;
   return parts;
 }
@@ -274,8 +274,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
   QUIRE_ASSIGN_OR_RETURN(GgufPipeline pipeline, BuildGgufPipeline(vocabulary));
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument components,
                          formats::JsonDocument::Parse(pipeline.components_json));
-  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts =
-      Assemble(std::move(pipeline.model), components.root(), AddedTokens::Ids::kAsGiven, options);
+  absl::StatusOr<std::unique_ptr<TokenizerParts>> parts = Assemble(
+      std::move(pipeline.model), components.root(), AddedTokens::IdPolicy::kAsGiven, options);
   if (!parts.ok()) return WithFileName(vocabulary.label, parts.status());
   (*parts)->bos_token_id = pipeline.bos_id;
   (*parts)->eos_token_id = pipeline.eos_id;
@@ -287,9 +287,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
 
 Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts) : parts_(std::move(parts)) {
   if (!parts_->encoder.covers_every_byte()) return;
-  std::size_t most = 1;
-  for (std::int32_t id = 0; id < vocab_size(); ++id) most = std::max(most, TokenBytes(id).size());
-  parts_->max_token_bytes = most;
+  std::size_t max_bytes = 1;
+  for (std::int32_t id = 0; id < vocab_size(); ++id)
+    max_bytes = std::max(max_bytes, TokenBytes(id).size());
+  parts_->max_token_bytes = max_bytes;
 }
 Tokenizer::~Tokenizer() = default;
 

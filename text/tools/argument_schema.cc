@@ -144,12 +144,12 @@ class Evaluator {
     if (!schema.is_object() || !Enter(depth)) return;
     const json* const properties = Find(schema, "properties");
     const json* const own_schema = properties == nullptr ? nullptr : Find(*properties, argument);
-    const json* const others = Find(schema, "additionalProperties");
+    const json* const additional_schema = Find(schema, "additionalProperties");
     if (own_schema != nullptr) {
       groups->push_back({own_schema});
-    } else if (others != nullptr && others->is_object() &&
+    } else if (additional_schema != nullptr && additional_schema->is_object() &&
                Find(schema, "patternProperties") == nullptr) {
-      groups->push_back({others});
+      groups->push_back({additional_schema});
     }
     if (const json* const target = Resolve(schema)) Collect(*target, argument, depth + 1, groups);
     for (const json& part : ListOf(schema, "allOf")) Collect(part, argument, depth + 1, groups);
@@ -299,11 +299,11 @@ class Evaluator {
       if (name.is_string() && !value.contains(name.get_ref<const std::string&>())) return false;
     }
     const json* const properties = Find(schema, "properties");
-    const json* others = Find(schema, "additionalProperties");
-    if (Find(schema, "patternProperties") != nullptr) others = nullptr;
+    const json* additional_schema = Find(schema, "additionalProperties");
+    if (Find(schema, "patternProperties") != nullptr) additional_schema = nullptr;
     for (const auto& [name, member] : value.items()) {
       const json* member_schema = properties == nullptr ? nullptr : Find(*properties, name);
-      if (member_schema == nullptr) member_schema = others;
+      if (member_schema == nullptr) member_schema = additional_schema;
       if (member_schema != nullptr && !Accepts(*member_schema, member, depth)) return false;
     }
     return true;

@@ -1,9 +1,9 @@
 #pragma once
 
-// Converts argument values of tool calls to JSON, using the schema of their tool. It is for tool
-// formats in which the model writes the values as bare text.
+// Converts argument values of tool calls to JSON, using the schema of the tool. Only tool formats
+// in which the model writes values as bare text need this.
 //
-// The text of a value can be a string, or the JSON value that it spells. The interpretation that is
+// The text 42 of a value can mean the string "42" or the number 42. The interpretation that is
 // valid under the schema is chosen. If both are valid:
 //   - If the schema allows only strings, or only strings and null, the result is a string. The text
 //     `null` is null if the schema allows null.

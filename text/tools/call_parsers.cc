@@ -482,7 +482,7 @@ void HarmonyParser::EndHeader(PartSink& sink) {
   if (to != absl::string_view::npos) {
     const absl::string_view rest = header.substr(to + 3);
     recipient_ = std::string(rest.substr(0, rest.find_first_of(" <\t\n")));
-    body_ = json_end_ = buffered_.size();
+    arguments_begin_ = json_end_ = buffered_.size();
     json_ = JsonTracker();
     state_ = State::kCall;
     return;
@@ -533,7 +533,7 @@ void HarmonyParser::PushCall(char byte, PartSink& sink) {
 
 ToolCall HarmonyParser::ReadCall(absl::string_view call) const {
   return ReadNamedCall(absl::StripPrefix(recipient_, "functions."),
-                       absl::StripAsciiWhitespace(call.substr(body_)), tools_);
+                       absl::StripAsciiWhitespace(call.substr(arguments_begin_)), tools_);
 }
 
 void HarmonyParser::Finish(PartSink& sink) {

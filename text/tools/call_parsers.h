@@ -173,7 +173,7 @@ class HarmonyParser {
   bool is_first_ = true;   // no text yet: the prompt may contain the start of the header
   std::string buffered_;   // a possible prefix of a marker, the header, or the call with its header
   std::string recipient_;  // recipient of the call
-  std::size_t body_ = 0;   // offset of the call's arguments in buffered_
+  std::size_t arguments_begin_ = 0;  // offset of the call's arguments in buffered_
   JsonTracker json_;
   std::size_t json_end_ = 0;
 };

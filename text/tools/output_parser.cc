@@ -49,7 +49,7 @@ void OutputParser::Push(absl::string_view text, std::vector<OutputPart>* parts) 
   PartSink sink(parts);
   for (const char byte : text) PushByte(byte, sink);
   num_pushed_ += text.size();
-  for (std::size_t i = first; i < parts->size(); ++i) num_out_ += (*parts)[i].source.size();
+  for (std::size_t i = first; i < parts->size(); ++i) num_emitted_ += (*parts)[i].source.size();
 }
 
 void OutputParser::PushByte(char byte, PartSink& sink) {
@@ -109,15 +109,15 @@ void OutputParser::Finish(std::vector<OutputPart>* parts) {
     sink.Content(std::exchange(pending_, {}));
   }
   std::visit([&](auto& parser) { parser.Finish(sink); }, parser_);
-  for (std::size_t i = first; i < parts->size(); ++i) num_out_ += (*parts)[i].source.size();
+  for (std::size_t i = first; i < parts->size(); ++i) num_emitted_ += (*parts)[i].source.size();
 }
 
 absl::Status OutputParser::CheckIntegrity() const {
   const std::size_t buffered =
       space_.size() + pending_.size() +
       std::visit([](const auto& parser) { return parser.num_buffered(); }, parser_);
-  if (num_out_ + buffered == num_pushed_) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(num_pushed_, " bytes were pushed, but ", num_out_,
+  if (num_emitted_ + buffered == num_pushed_) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(num_pushed_, " bytes were pushed, but ", num_emitted_,
                                           " were emitted and ", buffered, " are buffered"));
 }
 

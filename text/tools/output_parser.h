@@ -58,7 +58,7 @@ class OutputParser {
   std::string pending_;  // possible prefix of a marker of the reasoning section
   std::variant<PlainParser, MarkedParser, ListParser, ObjectParser, PythonParser, HarmonyParser>
       parser_;
-  std::size_t num_pushed_ = 0, num_out_ = 0;
+  std::size_t num_pushed_ = 0, num_emitted_ = 0;
 };
 
 }  // namespace quire::text

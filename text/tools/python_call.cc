@@ -231,7 +231,7 @@ bool PythonTracker::Push(char byte) {
       quote_ = byte;
       num_quotes_ = 1;
       is_opening_ = true;
-      is_long_ = false;
+      is_triple_quoted_ = false;
     } else if (byte == '(' || byte == '[' || byte == '{') {
       ++depth_;
     } else if (byte == ')' || byte == ']' || byte == '}') {
@@ -241,8 +241,8 @@ bool PythonTracker::Push(char byte) {
   }
   if (is_opening_) {
     if (byte == quote_) {
-      is_long_ = ++num_quotes_ == 3;
-      if (!is_long_) return false;
+      is_triple_quoted_ = ++num_quotes_ == 3;
+      if (!is_triple_quoted_) return false;
       is_opening_ = false;
       num_quotes_ = 0;
       return false;
@@ -263,7 +263,7 @@ bool PythonTracker::Push(char byte) {
     num_quotes_ = 0;
   } else if (byte != quote_) {
     num_quotes_ = 0;
-  } else if (!is_long_ || ++num_quotes_ == 3) {
+  } else if (!is_triple_quoted_ || ++num_quotes_ == 3) {
     quote_ = 0;
     num_quotes_ = 0;
   }

@@ -30,7 +30,7 @@ class PythonTracker {
   int depth_ = 1;
   char quote_ = 0;      // quote of the open string; 0: none
   int num_quotes_ = 0;  // consecutive quotes at the start or the end of a string
-  bool is_long_ = false, is_opening_ = false, is_escape_ = false;
+  bool is_triple_quoted_ = false, is_opening_ = false, is_escape_ = false;
 };
 
 // Parses `name(arguments)` and returns the name and the arguments as a JSON object. Numbers that

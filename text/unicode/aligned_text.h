@@ -32,7 +32,7 @@ struct InputSpan {
 class AlignedText {
  public:
   AlignedText() = default;
-  // `text` is at `offset` of the input. Untracked text uses no extra memory.
+  // `text` starts at byte `offset` of the input. Untracked text uses no extra memory.
   AlignedText(absl::string_view text, std::int32_t offset, bool tracked);
 
   // The maximum size of a text, because later stages use 32-bit offsets.

@@ -50,7 +50,8 @@ bool Contains(const Array& names, absl::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The dialects differ in a + after an interval, and in the word characters of \w and \b.
+// The dialects differ in the meaning of + after an interval, and in the word characters of \w and
+// \b.
 enum class Dialect { kOniguruma, kRust };
 
 class Translator {
@@ -68,8 +69,8 @@ class Translator {
         absl::StrCat("regular expression: ", what, " at offset ", offset, " is not supported"));
   }
 
-  char Peek(std::size_t ahead = 0) const {
-    return pos_ + ahead < pattern_.size() ? pattern_[pos_ + ahead] : '\0';
+  char Peek(std::size_t offset = 0) const {
+    return pos_ + offset < pattern_.size() ? pattern_[pos_ + offset] : '\0';
   }
 
   void Copy(std::size_t bytes) {

@@ -25,8 +25,8 @@ inline constexpr absl::string_view kSpaceClass =
 // under UCP lacks marks, but contains all of \p{N}.
 inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
-// Return INVALID_ARGUMENT with the construct and its byte offset. PCRE2 reports syntax errors that
-// both engines share.
+// Return INVALID_ARGUMENT for an unsupported construct, with the construct and its byte offset.
+// PCRE2 reports syntax errors that both engines share.
 //
 // The returned pattern is for the PCRE2 options UTF, UCP and MULTILINE.
 absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);

@@ -18,7 +18,7 @@
 namespace quire::text {
 
 bool IsSpace(char32_t c);        // the 25 characters of White_Space
-bool IsPunctuation(char32_t c);  // ASCII punctuation with symbols, and category P
+bool IsPunctuation(char32_t c);  // ASCII punctuation and symbols, and category P
 bool IsNumeric(char32_t c);      // categories Nd, Nl, No
 bool IsMark(char32_t c);         // categories Mn, Mc, Me
 

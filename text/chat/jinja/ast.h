@@ -81,7 +81,7 @@ struct Expr {
   const FilterRow* filter = nullptr;
   const TestRow* test = nullptr;
   std::vector<ExprPtr> children;
-  std::vector<std::pair<std::string, ExprPtr>> named;
+  std::vector<std::pair<std::string, ExprPtr>> named;  // named arguments
   std::vector<Operator> operators;
 };
 

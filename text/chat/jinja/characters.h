@@ -24,7 +24,7 @@ bool IsDigit(char32_t c);         // decimal digits, superscripts, circled digit
 bool IsNumericValue(char32_t c);  // any character with a numeric value, ideographs included
 bool IsIdentifierStart(char32_t c);
 bool IsIdentifierPart(char32_t c);
-// Returns whether repr leaves the character unescaped. The noncharacters that chat_marks.h inserts
+// Returns whether repr leaves the character unescaped. The noncharacters that chat_marker.h inserts
 // count as printable, so that repr does not escape them.
 bool IsPrintable(char32_t c);
 

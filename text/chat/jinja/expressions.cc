@@ -13,8 +13,8 @@ namespace quire::text::jinja {
 namespace {
 
 // Maximum of depth_ in ParseExpression and ParseTarget; ParseUnary allows twice as much. This
-// bounds the recursion of the parser. An open bracket in an expression adds two calls to depth_, so
-// at most 31 brackets can be open. A sign adds one call.
+// bounds the recursion of the parser. An open bracket in an expression adds two to depth_, so at
+// most 31 brackets can be open. A sign adds one.
 constexpr int kMaxParseDepth = 64;
 // Maximum number of children of a call, filter or test: the callee or the input, and the positional
 // arguments. Filters such as map pass their arguments on to the filter that they name. This limit
@@ -109,11 +109,11 @@ ExpressionParser::Result ExpressionParser::ParseConditional() {
     QUIRE_ASSIGN_OR_RETURN(ExprPtr condition, ParseOr());
     QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(condition)));
     QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(value)));
-    ExprPtr otherwise;
+    ExprPtr else_value;
     if (SkipName("else")) {
-      QUIRE_ASSIGN_OR_RETURN(otherwise, ParseExpression());
+      QUIRE_ASSIGN_OR_RETURN(else_value, ParseExpression());
     }
-    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(otherwise)));
+    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(else_value)));
     value = std::move(node);
     MarkConditional(unsupported);
   }

@@ -59,12 +59,12 @@ class ExpressionParser {
   absl::StatusOr<Target> ParseTarget(bool with_attributes);
 
   // The use of a filter, test or method that is not supported.
-  struct Unsupported {
+  struct UnsupportedUse {
     Position position;
     std::string problem;
     bool is_conditional = false;  // inside an `if`, whose branches may never be executed
   };
-  const std::vector<Unsupported>& unsupported() const { return unsupported_; }
+  const std::vector<UnsupportedUse>& unsupported() const { return unsupported_; }
   std::size_t unsupported_count() const { return unsupported_.size(); }
   // Marks the uses since `begin`, an earlier unsupported_count(), as conditional.
   void MarkConditional(std::size_t begin);
@@ -112,7 +112,7 @@ class ExpressionParser {
   std::size_t at_ = 0;
   int depth_ = 0;  // number of unfinished calls of ParseExpression, ParseUnary and ParseTarget
   std::vector<std::string> names_read_;
-  std::vector<Unsupported> unsupported_;
+  std::vector<UnsupportedUse> unsupported_;
 };
 
 }  // namespace quire::text::jinja

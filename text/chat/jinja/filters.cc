@@ -186,8 +186,8 @@ Result Json(Runtime& runtime, const Value& value, const Arguments& arguments) {
   return Value::String(std::move(text));
 }
 
-// Like Python's int(text, base), but ignores all underscores and refuses upper-case prefixes (0X).
-// Returns nullopt for malformed text and for magnitudes from 2^63 on.
+// Implements Python's int(text, base), except that it ignores all underscores and refuses
+// upper-case prefixes (0X). Returns nullopt for malformed text and for magnitudes from 2^63 on.
 std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   digits.erase(std::remove(digits.begin(), digits.end(), '_'), digits.end());
@@ -204,7 +204,8 @@ std::optional<std::int64_t> ParseInteger(absl::string_view text, int base) {
   return negative ? -value : value;
 }
 
-// Like Python's float(text), but without underscores. Returns nullopt for malformed text.
+// Implements Python's float(text), except that underscores are malformed. Returns nullopt for
+// malformed text.
 std::optional<double> ParseFloat(absl::string_view text) {
   std::string digits(StripChars(text, Side::kBoth, std::nullopt));
   double value = 0;

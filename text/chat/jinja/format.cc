@@ -211,7 +211,8 @@ class PercentFormatter {
     const bool is_tuple = value.is_sequence() && value.as_sequence()->kind == SequenceKind::kTuple;
     items_ = is_tuple ? value.as_sequence()->items : std::vector<Value>{value};
     // CPython does not report a mapping or list that the format does not use.
-    may_be_unused_ = value.is_map() || value.is_undefined() || (value.is_sequence() && !is_tuple);
+    items_may_be_unused_ =
+        value.is_map() || value.is_undefined() || (value.is_sequence() && !is_tuple);
   }
 
   Text Format() {
@@ -227,7 +228,7 @@ class PercentFormatter {
       absl::StrAppend(&out, text);
       QUIRE_RETURN_IF_ERROR(runtime_.ChargeText(out.size()));
     }
-    if (next_ < items_.size() && !may_be_unused_) {
+    if (next_ < items_.size() && !items_may_be_unused_) {
       return BadFormat("not all arguments converted during string formatting");
     }
     return out;
@@ -267,8 +268,8 @@ class PercentFormatter {
     if (Skip('*')) {
       QUIRE_ASSIGN_OR_RETURN(const Value item, NextItem());
       const std::optional<std::int64_t> number = item.ToInteger();
-      constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-      if (!number || *number < -kMost || *number > kMost) return BadFormat("* wants int");
+      constexpr std::int64_t kMaxNumber = std::numeric_limits<std::int32_t>::max();
+      if (!number || *number < -kMaxNumber || *number > kMaxNumber) return BadFormat("* wants int");
       return *number;
     }
     std::int64_t number = 0;
@@ -285,7 +286,7 @@ class PercentFormatter {
     std::optional<Value> named;
     if (Skip('(')) {
       QUIRE_ASSIGN_OR_RETURN(named, NamedItem());
-      may_be_unused_ = true;
+      items_may_be_unused_ = true;
     }
     for (bool is_flag = true; is_flag;) {
       is_flag = (Skip('-') && (conversion.is_left = true)) ||
@@ -398,7 +399,7 @@ class PercentFormatter {
   Runtime& runtime_;
   std::vector<Value> items_;
   std::size_t next_ = 0;
-  bool may_be_unused_ = false;
+  bool items_may_be_unused_ = false;
   std::size_t at_ = 0;
 };
 

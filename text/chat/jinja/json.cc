@@ -215,7 +215,7 @@ class Writer {
       default:
         break;
     }
-    // The noncharacters that chat_marks.h inserts stay unescaped, so that they are found again.
+    // The noncharacters that chat_marker.h inserts stay unescaped, so that they are found again.
     const bool is_mark = c >= 0xFDD0 && c <= 0xFDEF;
     const auto code = static_cast<std::uint32_t>(c);
     if (code < 0x20 || (style_.ascii_only && code > 0x7E && code <= 0xFFFF && !is_mark)) {

@@ -50,26 +50,26 @@ class Lexer {
  private:
   // Moves past a match. A newline just before `end` means that a line starts there.
   void MoveTo(std::size_t end) {
-    line_starts_ = end > 0 && text_[end - 1] == '\n';
+    is_at_line_start_ = end > 0 && text_[end - 1] == '\n';
     at_ = end;
   }
 
   // REQUIRES: offsets of successive calls do not decrease.
   Position PositionOf(std::size_t offset) {
-    for (; counted_ < offset && counted_ < text_.size(); ++counted_) {
-      if (text_[counted_] == '\n') {
-        ++here_.line;
-        here_.column = 1;
-      } else if ((static_cast<unsigned char>(text_[counted_]) & 0xC0) != 0x80) {
-        ++here_.column;
+    for (; counted_bytes_ < offset && counted_bytes_ < text_.size(); ++counted_bytes_) {
+      if (text_[counted_bytes_] == '\n') {
+        ++counted_position_.line;
+        counted_position_.column = 1;
+      } else if ((static_cast<unsigned char>(text_[counted_bytes_]) & 0xC0) != 0x80) {
+        ++counted_position_.column;
       }
     }
-    return here_;
+    return counted_position_;
   }
 
   absl::Status Error(std::size_t offset, absl::string_view problem) {
-    counted_ = 0;
-    here_ = {.line = 1, .column = 1};
+    counted_bytes_ = 0;
+    counted_position_ = {.line = 1, .column = 1};
     return ErrorAt(PositionOf(offset), problem);
   }
 
@@ -105,7 +105,7 @@ class Lexer {
     } else if (sign != '+' && !is_output) {
       const std::size_t newline = data.rfind('\n');
       const std::size_t line = newline == kNone ? 0 : newline + 1;
-      const bool begins_line = newline != kNone || line_starts_;
+      const bool begins_line = newline != kNone || is_at_line_start_;
       if (begins_line && StripChars(data.substr(line), Side::kBoth, std::nullopt).empty()) {
         data = data.substr(0, line);
       }
@@ -225,12 +225,12 @@ class Lexer {
   }
 
   // Returns the end of a run of digits with single underscores between them.
-  template <typename IsOne>
-  std::size_t SkipDigits(std::size_t at, IsOne is_one) const {
+  template <typename IsDigitChar>
+  std::size_t SkipDigits(std::size_t at, IsDigitChar is_digit) const {
     while (at < text_.size()) {
-      if (is_one(text_[at])) {
+      if (is_digit(text_[at])) {
         ++at;
-      } else if (text_[at] == '_' && at + 1 < text_.size() && is_one(text_[at + 1])) {
+      } else if (text_[at] == '_' && at + 1 < text_.size() && is_digit(text_[at + 1])) {
         at += 2;
       } else {
         break;
@@ -275,18 +275,18 @@ class Lexer {
                             : '\0';
     const int wanted = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 10;
     if (wanted != 10) {
-      const auto is_one = [wanted](char c) {
+      const auto is_digit = [wanted](char c) {
         const int digit = IsDigit(c) ? c - '0'
                           : absl::ascii_isxdigit(static_cast<unsigned char>(c))
                               ? absl::ascii_tolower(static_cast<unsigned char>(c)) - 'a' + 10
                               : 99;
         return digit < wanted;
       };
-      const std::size_t past = SkipDigits(at_ + 2, is_one);
-      if (past > at_ + 2) {
+      const std::size_t digits_end = SkipDigits(at_ + 2, is_digit);
+      if (digits_end > at_ + 2) {
         base = wanted;
         first = at_ + 2;
-        end = past;
+        end = digits_end;
       }
     }
     const std::string digits = absl::StrReplaceAll(text_.substr(first, end - first), {{"_", ""}});
@@ -392,9 +392,9 @@ class Lexer {
   const std::string source_;
   const absl::string_view text_;
   std::size_t at_ = 0;
-  bool line_starts_ = true;
-  std::size_t counted_ = 0;
-  Position here_{.line = 1, .column = 1};  // position of byte counted_
+  bool is_at_line_start_ = true;
+  std::size_t counted_bytes_ = 0;
+  Position counted_position_{.line = 1, .column = 1};  // position after counted_bytes_ bytes
   std::vector<Token> tokens_;
 };
 

@@ -5,8 +5,8 @@
 // Place:      below the parser.
 // Invariants: as in jinja2 with trim_blocks and lstrip_blocks: a newline after a block is removed,
 //             and so are blanks between the start of a line and a block. A `-` in a tag removes all
-//             white space on that side of the tag, and a `+` keeps all. Line ends become "\n", and
-//             a line end at the end of the template is removed.
+//             white space on that side of the tag, and a `+` keeps it. Line ends become "\n", and a
+//             line end at the end of the template is removed.
 // Threads:    pure functions.
 // Source:     documentation of jinja2 3.1, "Whitespace Control", and its observed behaviour.
 

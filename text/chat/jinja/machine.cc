@@ -194,12 +194,12 @@ absl::StatusOr<Value> Machine::LoopAttribute(const Value& owner, Loop& loop,
   if (name == "last" || name == "nextitem") {
     QUIRE_ASSIGN_OR_RETURN(const bool has_next, HasNext(loop));
     if (name == "last") return Value::Bool(!has_next);
-    return has_next ? loop.ahead[loop.ahead_begin]
+    return has_next ? loop.prefetched[loop.prefetched_begin]
                     : Value::UndefinedBecause("there is no next item");
   }
   if (name == "length" || name == "revindex" || name == "revindex0") {
     QUIRE_RETURN_IF_ERROR(FetchAll(loop));
-    const auto left = static_cast<std::int64_t>(loop.ahead.size() - loop.ahead_begin);
+    const auto left = static_cast<std::int64_t>(loop.prefetched.size() - loop.prefetched_begin);
     if (name == "length") return Value::Int(loop.index0 + 1 + left);
     return Value::Int(name == "revindex" ? left + 1 : left);
   }
@@ -379,7 +379,7 @@ absl::StatusOr<Value> Machine::CallValue(const Value& callee, const Arguments& a
       return CallMethodOf(method->self, method->name, arguments);
     }
     if (auto* joiner = std::get_if<Joiner>(&data)) {
-      const bool first = !std::exchange(joiner->used, true);
+      const bool first = !std::exchange(joiner->was_called, true);
       return first ? Value::String("") : joiner->separator;
     }
   }

@@ -55,8 +55,7 @@ class Machine {
   // Evaluates the arguments, which follow children[0].
   absl::StatusOr<Arguments> EvalArguments(const Expr& call);
   Result CallWith(const Expr& call, const Arguments& arguments);
-  // Evaluates the operand before a dot or a bracket. Unlike Eval, it does not mark a loop as
-  // escaped.
+  // Evaluates the operand before a dot or a bracket. Unlike Eval, it does not set Loop::escaped.
   Result EvalOwner(const Expr& expr);
   Result AttributeOf(const Value& owner, const std::string& name);
   Result LoopAttribute(const Value& owner, Loop& loop, const std::string& name);
@@ -112,10 +111,10 @@ class Machine {
   std::vector<Scope*> free_scopes_;
   Value filter_input_;
   std::string* out_ = nullptr;
-  bool captures_ = false;  // out_ will become a value
-  int depth_ = 0;          // nesting depth of the nodes that are being executed
+  bool is_capturing_ = false;  // out_ will become a value
+  int depth_ = 0;              // nesting depth of the nodes that are being executed
   int macro_depth_ = 0;
-  std::int64_t work_ = 0;  // not charged yet; kEvalsPerStep units are one step
+  std::int64_t work_ = 0;  // work that is not charged yet; kEvalsPerStep units are one step
   Position error_position_;
 };
 

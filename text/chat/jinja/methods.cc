@@ -56,8 +56,8 @@ absl::StatusOr<std::optional<std::string>> OptionalText(const Call& call,
 }
 
 absl::StatusOr<std::int64_t> IntegerArgument(const Call& call, const std::optional<Value>& value,
-                                             std::int64_t absent) {
-  if (!value) return absent;
+                                             std::int64_t default_value) {
+  if (!value) return default_value;
   if (const auto number = value->ToInteger()) return *number;
   return WrongArgument(call, "an integer", *value);
 }
@@ -135,7 +135,8 @@ struct Window {
   bool is_valid = true;
 };
 
-// An absent or none `start` is the start of the text, and such an `end` is the end of the text.
+// If `start` is absent or none, the part begins at the start of the text. If `end` is absent or
+// none, it ends at the end of the text.
 absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& start,
                                 const std::optional<Value>& end) {
   const auto is_given = [](const std::optional<Value>& value) {
@@ -177,13 +178,13 @@ Result StartsOrEnds(const Call& call) {
     QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, bound[0]));
     return Value::Bool(matches(part));
   }
-  bool any = false;
+  bool any_matches = false;
   for (const Value& item : bound[0]->as_sequence()->items) {
     QUIRE_RETURN_IF_ERROR(call.runtime.Charge(1));
     QUIRE_ASSIGN_OR_RETURN(const std::string part, TextArgument(call, item));
-    any = any || matches(part);
+    any_matches = any_matches || matches(part);
   }
-  return Value::Bool(any);
+  return Value::Bool(any_matches);
 }
 
 Result Replace(const Call& call) {
@@ -468,12 +469,12 @@ Result SearchItems(const Call& call) {
   return Value::Int(found - items.begin());
 }
 
-struct Row {
+struct MethodRow {
   absl::string_view name;
   Result (*run)(const Call& call);
 };
 
-constexpr Row kTextMethods[] = {
+constexpr MethodRow kTextMethods[] = {
     {"split", Split},
     {"strip", Strip},
     {"lstrip", Strip},
@@ -521,19 +522,20 @@ constexpr Row kTextMethods[] = {
     {"istitle", IsTitleOrIdentifier},
     {"isidentifier", IsTitleOrIdentifier},
 };
-constexpr Row kMapMethods[] = {
+constexpr MethodRow kMapMethods[] = {
     {"items", View}, {"keys", View}, {"values", View}, {"get", Get}, {"copy", Copy}};
-constexpr Row kListMethods[] = {{"index", SearchItems}, {"count", SearchItems}, {"copy", Copy}};
-constexpr Row kTupleMethods[] = {{"index", SearchItems}, {"count", SearchItems}};
+constexpr MethodRow kListMethods[] = {
+    {"index", SearchItems}, {"count", SearchItems}, {"copy", Copy}};
+constexpr MethodRow kTupleMethods[] = {{"index", SearchItems}, {"count", SearchItems}};
 
 template <std::size_t n>
-const Row* FindRow(const Row (&rows)[n], absl::string_view name) {
+const MethodRow* FindRow(const MethodRow (&rows)[n], absl::string_view name) {
   const auto found = std::find_if(std::begin(rows), std::end(rows),
-                                  [name](const Row& row) { return row.name == name; });
+                                  [name](const MethodRow& row) { return row.name == name; });
   return found == std::end(rows) ? nullptr : &*found;
 }
 
-const Row* FindMethod(const Value& self, absl::string_view name) {
+const MethodRow* FindMethod(const Value& self, absl::string_view name) {
   if (self.is_string()) return FindRow(kTextMethods, name);
   if (self.is_map()) return FindRow(kMapMethods, name);
   if (!self.is_sequence()) return nullptr;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Objects of one rendering that have identity. A template can call them, iterate over them or
-// assign to them.
+// Objects that belong to one rendering and are compared by identity. A template can call them,
+// iterate over them or assign to them.
 //
 // Place:      between the values and the interpreter.
 // Threads:    the rendering thread.
@@ -70,12 +70,12 @@ struct Loop {
   Scope* outer = nullptr;
   Iteration source;
   // Elements that were fetched early, because the template read loop.last or similar.
-  std::vector<Value> ahead;
-  std::size_t ahead_begin = 0;
+  std::vector<Value> prefetched;
+  std::size_t prefetched_begin = 0;
   std::int64_t index0 = -1;
   std::optional<Value> previous, current;
   std::optional<std::vector<Value>> changed;  // arguments of the previous loop.changed
-  bool escaped = false;                       // another variable may refer to it
+  bool escaped = false;                       // another variable may refer to the loop
 };
 
 struct Cycler {
@@ -85,7 +85,7 @@ struct Cycler {
 
 struct Joiner {
   Value separator;
-  bool used = false;
+  bool was_called = false;
 };
 
 enum class Builtin : std::uint8_t {

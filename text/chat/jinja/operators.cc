@@ -159,20 +159,21 @@ absl::StatusOr<Value> Join(const Value& left, const Value& right, Runtime& runti
     return Value::String(absl::StrCat(left.as_string(), right.as_string()));
   }
   std::vector<Value> items = left.as_sequence()->items;
-  const std::vector<Value>& more = right.as_sequence()->items;
-  QUIRE_RETURN_IF_ERROR(runtime.Charge(static_cast<std::int64_t>(items.size() + more.size())));
-  items.insert(items.end(), more.begin(), more.end());
+  const std::vector<Value>& right_items = right.as_sequence()->items;
+  QUIRE_RETURN_IF_ERROR(
+      runtime.Charge(static_cast<std::int64_t>(items.size() + right_items.size())));
+  items.insert(items.end(), right_items.begin(), right_items.end());
   return MakeSequence(left.as_sequence()->kind, std::move(items));
 }
 
-// Resolves an index into a sequence of `length`; negative indices count from the end.
+// Resolves an index into a sequence of `length` elements. Negative indices count from the end.
 std::optional<std::int64_t> ResolveIndex(std::int64_t index, std::int64_t length) {
   if (index < 0) index += length;
   if (index < 0 || index >= length) return std::nullopt;
   return index;
 }
 
-// Returns the element at an integer index, or nullopt if the value has none.
+// Returns the element at an integer index, or nullopt if the value has no such element.
 absl::StatusOr<std::optional<Value>> ElementAt(const Value& value, std::int64_t index,
                                                Runtime& runtime) {
   if (value.is_string()) {
@@ -432,7 +433,7 @@ absl::StatusOr<Value> GetSlice(const Value& value, const SliceParts& parts, Runt
   for (std::int64_t i = 0; i < range.count; ++i) {
     items.push_back(sequence.items[static_cast<std::size_t>(range.start + i * range.step)]);
   }
-  // A slice of a range becomes a list here.
+  // Unlike in Python, a slice of a range is a list.
   return MakeSequence(is_range ? SequenceKind::kList : sequence.kind, std::move(items));
 }
 

@@ -15,11 +15,12 @@
 
 namespace quire::text::jinja {
 
-// All functions return INVALID_ARGUMENT for incompatible types and for undefined operands.
+// All functions return INVALID_ARGUMENT for incompatible types. Undefined operands are also errors,
+// except in ==, != and `in`.
 
 // Arithmetic. REQUIRES: `op` is one of kAdd to kPower.
 absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right, Runtime& runtime);
-// -value and +value.
+// Implement -value and +value.
 absl::StatusOr<Value> Negate(const Value& value);
 absl::StatusOr<Value> Plus(const Value& value);
 

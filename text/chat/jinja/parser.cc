@@ -23,7 +23,7 @@ class Parser {
   absl::StatusOr<ParsedTemplate> Run() {
     ParsedTemplate parsed;
     QUIRE_ASSIGN_OR_RETURN(parsed.body, ParseBody({}));
-    for (const ExpressionParser::Unsupported& found : expressions_.unsupported()) {
+    for (const ExpressionParser::UnsupportedUse& found : expressions_.unsupported()) {
       const absl::Status error = ErrorAt(found.position, found.problem);
       if (!found.is_conditional) return error;
       parsed.warnings.emplace_back(error.message());
@@ -179,12 +179,12 @@ class Parser {
       return ErrorAt(expressions_.current().position, "recursive loops are not supported");
     }
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
-    if (++loops_ > kMaxLoopNesting) {
+    if (++loop_depth_ > kMaxLoopNesting) {
       return ErrorAt(position,
                      absl::StrCat("loops are nested more than ", kMaxLoopNesting, " deep"));
     }
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBody({"else", "endfor"}));
-    --loops_;
+    --loop_depth_;
     if (expressions_.SkipName("else")) {
       QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
       QUIRE_ASSIGN_OR_RETURN(node->else_body, ParseBody({"endfor"}));
@@ -230,11 +230,11 @@ class Parser {
   // Parses the body of a macro. break and continue in the body cannot apply to a loop outside the
   // macro.
   absl::Status ParseMacroBody(absl::string_view end, Stmt* macro) {
-    const int loops = std::exchange(loops_, 0);
+    const int loops = std::exchange(loop_depth_, 0);
     std::vector<std::string> outer;
     outer.swap(expressions_.names_read());
     QUIRE_ASSIGN_OR_RETURN(macro->body, ParseBodyTo(end));
-    loops_ = loops;
+    loop_depth_ = loops;
     const std::vector<std::string>& read = expressions_.names_read();
     const auto reads = [&read](const char* name) {
       return std::find(read.begin(), read.end(), name) != read.end();
@@ -288,7 +288,7 @@ class Parser {
   }
 
   Result ParseJump(absl::string_view name, Position position) {
-    if (loops_ == 0)
+    if (loop_depth_ == 0)
       return ErrorAt(position, absl::StrCat("'", name, "' is only allowed inside a loop"));
     QUIRE_RETURN_IF_ERROR(ExpectBlockEnd());
     return Make(name == "break" ? StmtKind::kBreak : StmtKind::kContinue, position);
@@ -296,7 +296,7 @@ class Parser {
 
   ExpressionParser expressions_;
   int nesting_ = 0;
-  int loops_ = 0;
+  int loop_depth_ = 0;
 };
 
 }  // namespace

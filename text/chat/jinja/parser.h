@@ -28,7 +28,8 @@ inline constexpr int kMaxExpressionDepth = 200;
 struct ParsedTemplate {
   Body body;
   // One message for each unsupported filter, test or method inside an `if` statement or expression.
-  // Rendering fails when it executes one. Anywhere else, Parse returns an error for them.
+  // Rendering fails if it executes such a filter, test or method. Outside an `if`, Parse returns an
+  // error for it.
   std::vector<std::string> warnings;
 };
 

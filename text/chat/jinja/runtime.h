@@ -1,15 +1,15 @@
 #pragma once
 
-// The resource limits of one rendering, and the objects that it owns.
+// The resource limits and the objects of one rendering.
 //
 // Place:      below interpreter, filters, tests and methods of the template engine, which charge
 //             their work here.
 // Invariants: one step is a statement, a call, a filter, a test, or an element that is processed or
 //             created. For smaller work, one step is kEvalsPerStep expressions, kNamesPerStep
 //             compared names, or kBytesPerStep bytes of text that are read, created or used as a
-//             key. The time of a search or a print is linear in its charge. max_steps and max_bytes
-//             therefore bound the time and memory of every rendering. The caller bounds the size of
-//             the variables.
+//             key. The time of searching or printing is linear in the charged steps. max_steps and
+//             max_bytes therefore bound the time and memory of every rendering. The caller bounds
+//             the size of the variables.
 // Threads:    one thread.
 // Lifetime:   one rendering; owns its objects.
 
@@ -88,7 +88,7 @@ class Runtime {
 
 // Assigns arguments to the parameters `names`. The result has one entry per parameter, nullopt
 // where the call passed no argument. Returns INVALID_ARGUMENT, with a message that contains
-// `callee`, for unknown or duplicate arguments, or too many.
+// `callee`, for unknown, duplicate or too many arguments.
 absl::StatusOr<std::vector<std::optional<Value>>> BindArguments(
     absl::string_view callee, const Arguments& arguments,
     const std::vector<absl::string_view>& names);

@@ -142,7 +142,7 @@ Result DictSort(Runtime& runtime, const Value& value, const Arguments& arguments
   if (!value.is_map()) return absl::InvalidArgumentError("dictsort needs a mapping");
   const std::string by = bound[1] && bound[1]->is_string() ? bound[1]->as_string() : "key";
   if (by != "key" && by != "value") {
-    return absl::InvalidArgumentError("dictsort sorts by 'key' or 'value'");
+    return absl::InvalidArgumentError("the by argument of dictsort must be 'key' or 'value'");
   }
   std::vector<KeyedItem> keyed;
   for (const auto& [key, entry] : value.as_map()->entries) {
@@ -306,7 +306,7 @@ absl::StatusOr<bool> PassesTest(Runtime& runtime, const Value& value, const Argu
 // Implements select, reject, selectattr and rejectattr.
 template <bool keeps, bool by_attribute>
 Result Filter(Runtime& runtime, const Value& value, const Arguments& arguments) {
-  // In jinja2, none, undefined, 0 and "" have no elements here.
+  // Like jinja2, these filters treat none, undefined, 0 and "" as empty.
   if (!IsTrue(value)) return Iterator({});
   Arguments rest = arguments;
   std::optional<Value> attribute;

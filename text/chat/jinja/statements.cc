@@ -24,7 +24,7 @@ absl::StatusOr<std::string> Machine::Run(const Body& body) {
 absl::Status Machine::Write(absl::string_view text) {
   const auto limit = static_cast<std::size_t>(runtime_.limits().max_bytes);
   if (text.size() > limit - out_->size()) return runtime_.ChargeText(limit + 1);
-  if (captures_) QUIRE_RETURN_IF_ERROR(runtime_.ChargeBytes(text.size()));
+  if (is_capturing_) QUIRE_RETURN_IF_ERROR(runtime_.ChargeBytes(text.size()));
   out_->append(text.data(), text.size());
   return absl::OkStatus();
 }
@@ -32,12 +32,12 @@ absl::Status Machine::Write(absl::string_view text) {
 absl::StatusOr<std::string> Machine::Capture(const Body& body) {
   std::string text;
   std::string* const out = std::exchange(out_, &text);
-  const bool captures = std::exchange(captures_, true);
+  const bool captures = std::exchange(is_capturing_, true);
   Scope* const previous = OpenScope(scope_);
   const auto cleanup = absl::MakeCleanup([&] {
     CloseScope(previous);
     out_ = out;
-    captures_ = captures;
+    is_capturing_ = captures;
   });
   QUIRE_RETURN_IF_ERROR(Exec(body).status());
   return text;
@@ -135,20 +135,20 @@ absl::StatusOr<bool> Machine::FetchFromSource(Loop& loop, Value* item) {
 }
 
 absl::StatusOr<bool> Machine::Fetch(Loop& loop, Value* item) {
-  if (loop.ahead_begin == loop.ahead.size()) return FetchFromSource(loop, item);
-  *item = std::move(loop.ahead[loop.ahead_begin++]);
-  if (loop.ahead_begin == loop.ahead.size()) {
-    loop.ahead.clear();
-    loop.ahead_begin = 0;
+  if (loop.prefetched_begin == loop.prefetched.size()) return FetchFromSource(loop, item);
+  *item = std::move(loop.prefetched[loop.prefetched_begin++]);
+  if (loop.prefetched_begin == loop.prefetched.size()) {
+    loop.prefetched.clear();
+    loop.prefetched_begin = 0;
   }
   return true;
 }
 
 absl::StatusOr<bool> Machine::HasNext(Loop& loop) {
-  if (loop.ahead_begin < loop.ahead.size()) return true;
+  if (loop.prefetched_begin < loop.prefetched.size()) return true;
   Value item;
   QUIRE_ASSIGN_OR_RETURN(const bool found, FetchFromSource(loop, &item));
-  if (found) loop.ahead.push_back(std::move(item));
+  if (found) loop.prefetched.push_back(std::move(item));
   return found;
 }
 
@@ -157,7 +157,7 @@ absl::Status Machine::FetchAll(Loop& loop) {
     Value item;
     QUIRE_ASSIGN_OR_RETURN(const bool found, FetchFromSource(loop, &item));
     if (!found) return absl::OkStatus();
-    loop.ahead.push_back(std::move(item));
+    loop.prefetched.push_back(std::move(item));
   }
 }
 

@@ -82,7 +82,7 @@ class Value {
   bool is_map() const { return kind() == Kind::kMap; }
   bool is_object() const { return kind() == Kind::kObject; }
 
-  // Each REQUIRES that the value has the kind in its name.
+  // REQUIRES: the value has the kind that the name of the function contains.
   bool as_bool() const { return std::get<bool>(data_); }
   std::int64_t as_int() const { return std::get<std::int64_t>(data_); }
   double as_float() const { return std::get<double>(data_); }
