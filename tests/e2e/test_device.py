@@ -242,7 +242,7 @@ def test_cpu_plan_of_llama_8b(tmp_path):
         assert plan["weights_bytes"] == layers * of_layers + embedding * (2 + of_head) + vectors
         assert plan["weight_format"] == ("none" if quantization == "auto" else quantization)
     table = quire(*arguments, "--set", "model.quantization=int4_g32", "--set", "kv_cache.capacity_bytes=1GiB")
-    assert re.search(rf"^weights +{plan['weights_bytes']} .*most as int4_g32$", table, re.M)
+    assert re.search(rf"^weights +{plan['weights_bytes']} .*mostly int4_g32$", table, re.M)
     assert re.search(r"^kv +\d+ ", table, re.M)
     assert re.search(r"^prefix_index +\d+ ", table, re.M)
 

@@ -1,6 +1,6 @@
-// Measures the accuracy loss of quantized weights, activations and pages. Reports the perplexity of
-// a text, and the divergence of the next-token distributions from a reference. The reference has
-// unquantized weights and f32 activations and pages.
+// Measures the accuracy loss of quantized weights, activations and KV cache pages. Reports the
+// perplexity of a text, and the divergence of the next-token distributions from a reference. The
+// reference has unquantized weights, f32 activations and f32 pages.
 //
 //   accuracy --model assets/story --text held_out.txt --tokens 20480 --context 512
 //   accuracy --model model.gguf --reference assets/story --formats auto,none --text held_out.txt
@@ -243,7 +243,7 @@ absl::StatusOr<std::vector<Score>> Measure(const Arguments& arguments,
   return scores;
 }
 
-// Returns the classes of activations to measure.
+// Returns the activation types to measure.
 std::vector<std::string> ActivationsOf(const Arguments& arguments) {
   if (!arguments.activations.empty()) return arguments.activations;
   const absl::Status bf16 = kernels::CheckCpuActivations(kernels::CpuActivations::kBF16);
@@ -267,9 +267,9 @@ absl::StatusOr<std::vector<kernels::Backend>> MakeBackends(const std::vector<std
       backends.push_back(std::move(backend));
     }
     if (backends.size() == count) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--activations: \"", name,
-                       "\" is not a value of device.cpu.activations other than auto"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--activations: \"", name,
+          "\" is not supported; use a value of device.cpu.activations other than auto"));
     }
   }
   return backends;
@@ -357,7 +357,7 @@ int main(int argc, char** argv) {
                  "directory or GGUF file; default: --reference");
   app.add_option("--text", arguments.text, "text to predict")->required();
   app.add_option("--skip-bytes", arguments.skip_bytes,
-                 "bytes of the text to skip, up to the next character");
+                 "number of bytes of the text to skip, rounded up to whole characters");
   app.add_option("--tokens", arguments.tokens, "number of tokens to use")
       ->check(CLI::Range(2, 1'000'000'000));
   app.add_option("--context", arguments.context, "tokens per run")->check(CLI::Range(2, 131072));

@@ -31,14 +31,14 @@ struct Shape {
   std::uint32_t heads;
   std::uint32_t kv_heads;
   std::uint32_t head_size;
-  std::uint32_t batch;
-  std::uint32_t cached;
-  std::uint32_t rows;
-  std::uint32_t page_size;
-  bool shuffled;
-  std::uint32_t window = 0;
+  std::uint32_t batch;       // sequences
+  std::uint32_t cached;      // cached tokens of a sequence
+  std::uint32_t rows;        // new rows of a sequence
+  std::uint32_t page_size;   // in tokens
+  bool shuffled;             // the pages of a sequence are in random order
+  std::uint32_t window = 0;  // 0: none
   std::uint32_t layers = 1;
-  std::uint32_t value_columns = 0;
+  std::uint32_t value_columns = 0;  // for MLA rows; 0: no MLA
 };
 
 // Layers with cached tokens, and a step that appends rows to them.
@@ -264,7 +264,7 @@ void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
   const auto bf16 = static_cast<std::int64_t>(DType::kBF16);
   for (const std::int64_t heads : {16, 32}) {
     for (const std::int64_t d : {64, 128}) {
-      for (const std::int64_t page : {64, -128}) {  // a batch larger than the caches
+      for (const std::int64_t page : {64, -128}) {  // K and V of the batch exceed the CPU caches
         benchmark->Args({bf16, heads, 4, d, 16, 4096, 1, page, 2});
       }
     }

@@ -99,7 +99,7 @@ struct Work {
   double flops = 0;
 };
 
-// Times enqueue(0), enqueue(1), ... in graphs of 20 calls, by the device's clock. Runs all of them
+// Times enqueue(0), enqueue(1), ... in graphs of 20 calls, by the device's clock. Runs all calls
 // once before the capture, because kernels cannot be loaded during capture and their loading must
 // not be measured.
 absl::Status Measure(benchmark::State& state, Gpu& gpu, Work work,

@@ -86,7 +86,7 @@ absl::Status MeasureAttention(benchmark::State& state, Gpu& gpu, const Attention
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer out,
                          Random<BF16>(gpu, std::int64_t{c.batch} * c.rows * width));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer sinks, Random<float>(gpu, c.heads));
-  // All layers of a step use one plan, so it is not part of the measured time.
+  // All layers of a step use one plan, so planning is not part of the measured time.
   QUIRE_RETURN_IF_ERROR(PlanAttention(gpu.backend, lengths, plan.get()));
   return Measure(state, gpu, c.work(), [&](int) -> absl::Status {
     return PagedAttention(gpu.backend,
@@ -198,7 +198,8 @@ absl::Status RulesAttention(benchmark::State& state, Gpu& gpu) {
 void RulesShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"window", "cap", "sinks", "batch", "cached", "rows", "maps"})
       ->UseManualTime();
-  // Longer than every context here, so that the work is the same as without a window.
+  // This window is longer than every context here, so that the work is the same as without a
+  // window.
   constexpr std::int64_t kLong = 1 << 20;
   const auto each = [benchmark](std::int64_t batch, std::int64_t cached, std::int64_t rows,
                                 std::int64_t maps) {

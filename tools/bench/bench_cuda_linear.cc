@@ -1,5 +1,5 @@
-// Measures matrix products: weights of every format, products per head, and G, the rate of a large
-// product.
+// Measures matrix products with weights of every format, matrix products per attention head, and G,
+// the rate of a large product.
 
 #include <algorithm>
 #include <cstdint>
@@ -84,7 +84,8 @@ absl::Status GatedLinear(benchmark::State& state, Gpu& gpu) {
 }
 void LinearShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
-  // Llama 3.1 8B: qkv, o, gate and up, and down. The output head follows the loop.
+  // The loop has the shapes of Llama 3.1 8B: qkv, o, gate and up, and down. The last shape is its
+  // output head.
   for (const auto& [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
     for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 4096}) benchmark->Args({n, k, rows});
   }
@@ -126,8 +127,9 @@ absl::Status MeasureByLibrary(benchmark::State& state, Gpu& gpu, std::uint32_t s
   return MeasureLinear(state, gpu, {.backend = fast, .weights = weights, .rows = side, .bytes = 0});
 }
 
-// Measures G, the product of two square matrices by cuBLASLt. If cuBLASLt or a suitable algorithm
-// is missing, the kernel of Linear is used; the label names the implementation. Argument: the side.
+// Measures G, the rate of the product of two square matrices by cuBLASLt. If cuBLASLt or a suitable
+// algorithm is missing, the kernel of Linear is used; the label names the implementation. Argument:
+// the side.
 absl::Status DeviceMatmul(benchmark::State& state, Gpu& gpu) {
   const auto side = static_cast<std::uint32_t>(state.range(0));
   const absl::Status by_library = gpu.emulated ? absl::NotFoundError("the device is emulated")
@@ -143,9 +145,9 @@ BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul")->Arg(8192)->UseManualTime(
 BENCHMARK(Run<DeviceMatmul>)->Name("BM_DeviceMatmul/tiny")->Arg(64)->UseManualTime();
 
 // Synthetic quantized weights. Each row of the matrix starts at another offset of one random block.
-class Codes {
+class SyntheticWeights {
  public:
-  explicit Codes(const QuantizedShape& shape) : shape_(shape), codes_(1 << 20) {
+  explicit SyntheticWeights(const QuantizedShape& shape) : shape_(shape), codes_(1 << 20) {
     std::mt19937 generator(2);
     for (std::int8_t& code : codes_) code = CodeOf(static_cast<std::uint8_t>(generator()));
   }
@@ -172,12 +174,12 @@ class Codes {
 
 // Times products of `rows` rows with matrices of synthetic quantized weights. Input and output are
 // bf16.
-absl::Status MeasureCodes(benchmark::State& state, Gpu& gpu, const QuantizedShape& shape,
-                          std::uint32_t rows) {
+absl::Status MeasureQuantizedWeights(benchmark::State& state, Gpu& gpu, const QuantizedShape& shape,
+                                     std::uint32_t rows) {
   std::vector<std::uint32_t> order(shape.has_act_order ? shape.k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(2));
-  const Codes codes(shape);
+  const SyntheticWeights codes(shape);
   const std::int64_t bytes = CudaQuantizedBytes(shape);
   std::vector<PackedLinear> weights;
   for (std::size_t i = 0; i < CopiesBeyondCache(gpu, bytes); ++i) {
@@ -208,7 +210,7 @@ absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
                              .has_zero_points = state.range(2) != 0,
                              .has_act_order = state.range(3) != 0};
   state.SetLabel(std::string(WeightFormatName(shape.format)));
-  return MeasureCodes(state, gpu, shape, static_cast<std::uint32_t>(state.range(6)));
+  return MeasureQuantizedWeights(state, gpu, shape, static_cast<std::uint32_t>(state.range(6)));
 }
 constexpr auto kInt8 = static_cast<std::int64_t>(WeightFormat::kInt8);
 constexpr auto kFp8 = static_cast<std::int64_t>(WeightFormat::kFp8E4M3);
@@ -245,14 +247,14 @@ BENCHMARK(Run<CodedLinear>)
 absl::Status RoundedLinear(benchmark::State& state, Gpu& gpu) {
   const auto group = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(2));
-  return MeasureCodes(state, gpu,
-                      {.format = WeightFormat::kFp8E4M3,
-                       .n = static_cast<std::uint32_t>(state.range(1)),
-                       .k = k,
-                       .group = group == 0 ? k : group,
-                       .quantizes_activations = true,
-                       .allows_row_major = true},
-                      static_cast<std::uint32_t>(state.range(3)));
+  return MeasureQuantizedWeights(state, gpu,
+                                 {.format = WeightFormat::kFp8E4M3,
+                                  .n = static_cast<std::uint32_t>(state.range(1)),
+                                  .k = k,
+                                  .group = group == 0 ? k : group,
+                                  .quantizes_activations = true,
+                                  .allows_row_major = true},
+                                 static_cast<std::uint32_t>(state.range(3)));
 }
 BENCHMARK(Run<RoundedLinear>)
     ->Name("BM_RoundedLinear")
@@ -323,8 +325,8 @@ std::vector<std::uint32_t> SpreadRows(std::uint32_t groups, std::uint32_t rows,
                                       std::uint32_t first) {
   std::vector<std::uint32_t> offsets(groups + 1);
   for (std::uint32_t row = 0; row < rows; ++row) {
-    const std::uint64_t of_row = std::uint64_t{row} * groups / rows;
-    ++offsets[(of_row + first) % groups + 1];
+    const std::uint64_t group_of_row = std::uint64_t{row} * groups / rows;
+    ++offsets[(group_of_row + first) % groups + 1];
   }
   std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
   return offsets;
@@ -344,8 +346,9 @@ absl::Status MeasureGroups(benchmark::State& state, Gpu& gpu,
   if (!found) return absl::InternalError("the matrices are not grouped");
   std::vector<DeviceBuffer> offsets;
   for (const std::uint32_t first : {0u, groups / 4, groups / 2, groups / 4 * 3}) {
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer one, ToDevice(gpu, SpreadRows(groups, rows, first)));
-    offsets.push_back(std::move(one));
+    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer group_offsets,
+                           ToDevice(gpu, SpreadRows(groups, rows, first)));
+    offsets.push_back(std::move(group_offsets));
   }
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer x, Random<BF16>(gpu, std::int64_t{rows} * k));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer y, Random<BF16>(gpu, std::int64_t{rows} * n));
@@ -393,7 +396,7 @@ absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
                              .group = static_cast<std::uint32_t>(state.range(1))};
   QUIRE_ASSIGN_OR_RETURN(WeightMemory memory,
                          WeightMemory::Allocate(groups * CudaQuantizedPaddedBytes(shape)));
-  const Codes codes(shape);
+  const SyntheticWeights codes(shape);
   std::vector<PackedLinear> weights;
   for (std::uint32_t group = 0; group < groups; ++group) {
     QUIRE_ASSIGN_OR_RETURN(

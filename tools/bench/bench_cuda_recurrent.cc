@@ -50,7 +50,7 @@ struct DeviceStep {
       positions[i] = 1 + static_cast<std::int32_t>(i % tokens);
     }
     QUIRE_ASSIGN_OR_RETURN(step.slots, ToDevice(gpu, slots));
-    QUIRE_ASSIGN_OR_RETURN(step.none, ToDevice(gpu, std::vector<std::uint32_t>(batch)));
+    QUIRE_ASSIGN_OR_RETURN(step.zeros, ToDevice(gpu, std::vector<std::uint32_t>(batch)));
     QUIRE_ASSIGN_OR_RETURN(step.offsets, ToDevice(gpu, offsets));
     QUIRE_ASSIGN_OR_RETURN(step.positions, ToDevice(gpu, positions));
     QUIRE_ASSIGN_OR_RETURN(step.live, ToDevice(gpu, live));
@@ -58,8 +58,8 @@ struct DeviceStep {
                  .slot_stride = step.layers * state_bytes,
                  .slots = {.state_in = Words(step.slots),
                            .state_out = Words(step.slots),
-                           .snapshot_at = Words(step.none),
-                           .snapshot_slot = Words(step.none),
+                           .snapshot_at = Words(step.zeros),
+                           .snapshot_slot = Words(step.zeros),
                            .max_rows = batch},
                  .row_offsets = Words(step.offsets),
                  .positions = static_cast<const std::int32_t*>(step.positions.data()),
@@ -80,7 +80,7 @@ struct DeviceStep {
     return static_cast<const std::uint32_t*>(buffer.data());
   }
 
-  DeviceBuffer states, slots, none, offsets, positions, live;
+  DeviceBuffer states, slots, zeros, offsets, positions, live;
   StateRows rows;
   std::int64_t layers = 0;
   std::int64_t state_bytes = 0;
@@ -143,7 +143,7 @@ BENCHMARK(Run<SsdScan>)->Name("BM_SsdScan")->Apply(Steps);
 BENCHMARK(Run<TinyDeltaScan>)->Name("BM_DeltaScan/tiny")->Args({2, 3})->UseManualTime();
 BENCHMARK(Run<TinySsdScan>)->Name("BM_SsdScan/tiny")->Args({2, 3})->UseManualTime();
 
-// Arguments: rows, tokens of a row, channels. Four taps.
+// Arguments: rows, tokens of a row, channels. The convolution has four taps.
 absl::Status Convolve(benchmark::State& state, Gpu& gpu) {
   constexpr std::uint32_t kWidth = 4;
   const auto batch = static_cast<std::uint32_t>(state.range(0));
@@ -215,7 +215,7 @@ BENCHMARK(Run<Prepare>)
     ->UseManualTime();
 BENCHMARK(Run<Prepare>)->Name("BM_PrepareScan/tiny")->Args({2, 2})->UseManualTime();
 
-// Arguments: tokens, groups, columns of a group. From f32 to bf16.
+// Arguments: tokens, groups, columns of a group. Inputs are f32 and outputs bf16.
 absl::Status Gate(benchmark::State& state, Gpu& gpu) {
   const auto tokens = static_cast<std::uint32_t>(state.range(0));
   const auto groups = static_cast<std::uint32_t>(state.range(1));

@@ -164,7 +164,7 @@ BENCHMARK(BM_LinearBF16)->Apply(LinearShapes);
 
 // Arguments: bits, group (0: one scale per output feature), N, K, rows, threads. Integer weights,
 // with or without zero points. The time includes the quantization or rounding of activations.
-void IntLinear(benchmark::State& state, bool zeros, bool ordered = false,
+void IntLinear(benchmark::State& state, bool has_zero_points, bool has_act_order = false,
                CpuActivations activations = CpuActivations::kInt8) {
   Bench bench(state.range(5), activations);
   const auto n = static_cast<std::uint32_t>(state.range(2));
@@ -176,10 +176,10 @@ void IntLinear(benchmark::State& state, bool zeros, bool ordered = false,
                              .n = n,
                              .k = k,
                              .group = group,
-                             .has_min = zeros,
-                             .has_zero_points = zeros,
-                             .has_act_order = ordered};
-  std::vector<std::uint32_t> order(ordered ? k : 0);
+                             .has_min = has_zero_points,
+                             .has_zero_points = has_zero_points,
+                             .has_act_order = has_act_order};
+  std::vector<std::uint32_t> order(has_act_order ? k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(1));
   const auto row = Random(k, 0.05f);
@@ -192,12 +192,13 @@ void IntLinear(benchmark::State& state, bool zeros, bool ordered = false,
         [&](std::uint32_t, const QuantizedRow& out) {
           QuantizeRow(format, group, row, {out.q, out.scales, {}});
           const int half = format == WeightFormat::kInt4 ? 8 : 128;
-          for (std::int8_t& q : out.q) q = static_cast<std::int8_t>(q + (zeros ? half : 0));
+          for (std::int8_t& q : out.q)
+            q = static_cast<std::int8_t>(q + (has_zero_points ? half : 0));
           std::fill(out.mins.begin(), out.mins.end(), -static_cast<float>(half));
         },
         order));
   }
-  ReserveQuantizedLinear(bench.backend, rows, k, ordered);
+  ReserveQuantizedLinear(bench.backend, rows, k, has_act_order);
   const auto x = Random(std::size_t{rows} * k);
   std::vector<float> y(std::size_t{rows} * n);
   std::size_t next = 0;
@@ -225,15 +226,15 @@ void IntLinearShapes(benchmark::internal::Benchmark* benchmark) {
   }
 }
 void BM_IntLinear(benchmark::State& state) {
-  IntLinear(state, /*zeros=*/false);
+  IntLinear(state, /*has_zero_points=*/false);
 }
 BENCHMARK(BM_IntLinear)->Apply(IntLinearShapes);
 void BM_IntLinearBF16(benchmark::State& state) {
-  IntLinear(state, /*zeros=*/false, /*ordered=*/false, CpuActivations::kBF16);
+  IntLinear(state, /*has_zero_points=*/false, /*has_act_order=*/false, CpuActivations::kBF16);
 }
 BENCHMARK(BM_IntLinearBF16)->Apply(IntLinearShapes);
 void BM_IntLinearZeros(benchmark::State& state) {
-  IntLinear(state, /*zeros=*/true);
+  IntLinear(state, /*has_zero_points=*/true);
 }
 BENCHMARK(BM_IntLinearZeros)
     ->ArgNames({"bits", "group", "n", "k", "m", "threads"})
@@ -242,7 +243,7 @@ BENCHMARK(BM_IntLinearZeros)
 
 // BM_IntLinearZeros with an act-order permutation of the inputs (GPTQ).
 void BM_IntLinearOrder(benchmark::State& state) {
-  IntLinear(state, /*zeros=*/true, /*ordered=*/true);
+  IntLinear(state, /*has_zero_points=*/true, /*has_act_order=*/true);
 }
 BENCHMARK(BM_IntLinearOrder)
     ->ArgNames({"bits", "group", "n", "k", "m", "threads"})

@@ -29,8 +29,8 @@ inline void DoNotOptimizeAway(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
-// Returns the shortest of `trials` runs of fn(part) on all threads, because a probe measures the
-// capability of the machine without other load.
+// Returns the time of the shortest of `trials` runs of fn(part) on all threads, because a probe
+// measures the capability of the machine without other load.
 template <typename Fn>
 double ShortestSeconds(ThreadPool* pool, int trials, Fn&& fn) {
   double shortest = 0;
@@ -230,11 +230,11 @@ const Peak* BestInt8Loop() {
   static const std::vector<Peak>& loops = *new std::vector<Peak>(Int8Loops());
   static const Peak* const best = [] {
     const Peak* fastest = nullptr;
-    double most = 0;
+    double best_rate = 0;
     for (const Peak& peak : loops) {
       const double rate = OperationsPerSecond(peak, 1);
-      if (rate > most) fastest = &peak;
-      most = std::max(most, rate);
+      if (rate > best_rate) fastest = &peak;
+      best_rate = std::max(best_rate, rate);
     }
     return fastest;
   }();

@@ -17,7 +17,7 @@ With --cuobjdump, the machine code and PTX must show:
     tools/checks/cuda_gate.py build/ci                         checks the reports
     tools/checks/cuda_gate.py build/ci --cuobjdump PATH        also checks the machine code
     tools/checks/cuda_gate.py build/ci --update                writes the table from the reports
-    tools/checks/cuda_gate.py build/ci --update --cuobjdump PATH    also writes it from the machine code
+    tools/checks/cuda_gate.py build/ci --update --cuobjdump PATH    also takes the loops of the table from the machine code
 
 Exit status 1 with one line per violation.
 """
@@ -111,7 +111,7 @@ def update_table(units, loops):
                 row["instructions_per_tile"] = {arch: counts for arch, (counts, _, _) in counted.items()}
                 row["instructions_per_byte"] = {arch: rate for arch, (_, rate, _) in counted.items()}
                 if "beside" in row:
-                    row["beside"]["instructions_per_tile"] = {arch: more for arch, (_, _, more) in counted.items()}
+                    row["beside"]["instructions_per_tile"] = {arch: beside for arch, (_, _, beside) in counted.items()}
         if tiles:
             table[unit]["loops"] = dict(sorted(tiles.items()))
     text = json.dumps(table, indent=1)
@@ -151,7 +151,7 @@ def check_reports(units, table):
             errors.append(f"{unit}: in the table but not compiled")
     for arch, count in sorted(counts.items()):
         if count > MAX_KERNELS:
-            errors.append(f"{count} kernels for {arch}, at most {MAX_KERNELS}")
+            errors.append(f"{count} kernels for {arch}, at most {MAX_KERNELS} are allowed")
     return errors, checks, counts
 
 
@@ -256,9 +256,9 @@ def check_code(build, table, cuobjdump):
             checks += 1
             if not re.search(rf"\b{instruction}\b", code):
                 errors.append(f"{unit}: no {instruction} in the machine code")
-        checks_of_ptx, more = check_ptx(build, unit, row["instructions"], cuobjdump)
-        checks += checks_of_ptx
-        errors += more
+        ptx_checks, ptx_errors = check_ptx(build, unit, row["instructions"], cuobjdump)
+        checks += ptx_checks
+        errors += ptx_errors
         for instruction in ("LDL", "STL"):
             checks += 1
             if re.search(rf"\b{instruction}\b", code):
@@ -351,13 +351,13 @@ def main():
         update_table(units, loops)
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     errors, checks, counts = check_reports(units, table)
-    hashes, more = hash_code(args.build, units)
-    errors += more
+    hashes, hash_errors = hash_code(args.build, units)
+    errors += hash_errors
     if args.cuobjdump:
-        for more, done in (check_code(args.build, table, args.cuobjdump),
-                           check_arguments(args.build, units, args.cuobjdump)):
-            errors += more
-            checks += done
+        for code_errors, code_checks in (check_code(args.build, table, args.cuobjdump),
+                                         check_arguments(args.build, units, args.cuobjdump)):
+            errors += code_errors
+            checks += code_checks
     for error in errors:
         print(error)
     kernels = ", ".join(f"{count} for {arch}" for arch, count in sorted(counts.items()))

@@ -179,7 +179,7 @@ def check_lines(name, text):
             if pattern.search(line):
                 yield f"{name}:{number}: {why}"
         if WALL_CLOCK.search(line) and not reads_wall_clock:
-            yield f"{name}:{number}: wall time; decide by base/clock.h's MonotonicNow()"
+            yield f"{name}:{number}: reads wall time; use MonotonicNow() of base/clock.h"
         if VIRTUAL.search(line) and name not in VIRTUAL_FILES and not name.startswith("tests/"):
             yield f"{name}:{number}: a virtual function, in a file that docs/style.md does not name"
 

@@ -3,7 +3,7 @@
 
     tools/docs/plot_benchmarks.py            writes the files
     tools/docs/plot_benchmarks.py --check    writes nothing; reports files that are not up to date, and
-                                             figures of the page that are in no data
+                                             numbers on the page that are in no data file
 
 Each plot has a light and a dark form with a transparent background, chosen by a <picture> element.
 The output depends only on the data, not on the date, fonts or the machine.
@@ -35,8 +35,8 @@ CLIENTS = (1, 8, 32)
 
 def kernel(data, identity, form, what, peer_format=None):
     """Returns a row of prefill or decode. peer_format is needed if one of our formats has two peers."""
-    more = {"peer_format": peer_format} if peer_format else {}
-    return data.row("prefill_decode", identity, format=form, what=what, **more)
+    peer = {"peer_format": peer_format} if peer_format else {}
+    return data.row("prefill_decode", identity, format=form, what=what, **peer)
 
 
 def served(data, form, clients, what):
@@ -182,8 +182,8 @@ def rates(data, theme):
             svg.rect(left, y, low * scale, 20, "ours")
             mark = left + rows[0]["wanted"] * scale
             svg.line(mark, y - 5, mark, y + 25, "mark", 2.5)
-            behind = max(left + high * scale, mark) + 8
-            svg.text(behind, y + 15, f"{low:.2f} – {high:.2f}", size=12)
+            label_x = max(left + high * scale, mark) + 8
+            svg.text(label_x, y + 15, f"{low:.2f} – {high:.2f}", size=12)
     svg.legend(160, 304, (("ours", "lower set", False, 60), ("ours_soft", "higher set", False, 66),
                           ("mark", "wanted: at least", True, 106)))
     return svg.write()

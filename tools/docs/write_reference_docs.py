@@ -97,7 +97,7 @@ class ProtoFile:
         if statement.startswith("extend "):
             stack.append(Item("extend", "", ""))
             return
-        raise SystemExit(f"{self.path}: not understood: {statement}")
+        raise SystemExit(f"{self.path}: cannot parse the statement: {statement}")
 
 
 def parse_rule(options):

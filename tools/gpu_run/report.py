@@ -1,4 +1,4 @@
-"""Figures that a run on a GPU (run.py) has measured, beside those that docs/benchmarks/gpu_queue.md expects."""
+"""Compares the figures that a run on a GPU (run.py) measured with those that docs/benchmarks/gpu_queue.md expects."""
 
 import collections
 import json

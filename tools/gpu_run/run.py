@@ -7,7 +7,7 @@
 
 Needs Python 3.9 and the bundle. Each item is a process of its own with a time limit, so that a hang or a crash affects
 only that item. A stage that ends early leaves its time to the later ones. DIR/report.md (a table of verdicts and
-figures beside their predictions), DIR/results.json (for gpu_report.py) and DIR/logs.tar.gz are replaced before the
+figures next to their predictions), DIR/results.json (for gpu_report.py) and DIR/logs.tar.gz are replaced before the
 first stage and after each stage, so that they are complete whenever the runner is killed.
 
 Exit status: 0 passed, 1 failed, 64 wrong arguments, 65 damaged bundle, 75 stages skipped or out of time, 77 no usable GPU.
@@ -39,7 +39,7 @@ RESERVE_SECONDS = 5  # for the last report
 PROBE_SECONDS = 15
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "FAILED", "skipped", "not run"
 
-# Seconds out of 600, and the free device memory in bytes that the stage needs.
+# `seconds` is the share of the stage in 600 s. `min_bytes` is the free device memory that the stage needs.
 Stage = collections.namedtuple("Stage", "name seconds min_bytes")
 STAGES = [Stage("facts", 15, 0), Stage("tests", 110, 4e9), Stage("runner", 60, 4e9), Stage("shapes", 120, 8e9),
           Stage("torch", 40, 8e9), Stage("bf16", 38, 24e9), Stage("target", 22, 24e9), Stage("fp8", 40, 16e9),
@@ -417,14 +417,14 @@ class Runner:
                 for parameter in dict.fromkeys(test.partition("/")[2] for test in tests):
                     items.append(self.test_item("runner", suite, f"*/{parameter}" if parameter else "*"))
                     if parameter and not any(parameter.startswith(name) for name in fixtures):
-                        items[-1].skipped = "its fixture is not in the bundle"
+                        items[-1].skipped = "the fixture of this test is not in the bundle"
         if not items:
             self.record("list", FAILED, "the program lists nothing to run")
         self.run_items([item for item in items if not item.skipped][:1] if self.dry else items, self.jobs)
         compare = Item("overlap on and off", self.program("quire_answers", "--compare", f"{self.logs}/answers-overlap.txt",
                                                           f"{self.logs}/answers-one-step.txt"), "answers-compare", 20)
         if OVERLAP_MODEL.replace("-", "_") not in fixtures:
-            compare.skipped = "its fixture is not in the bundle"
+            compare.skipped = "the fixture of this test is not in the bundle"
         elif not all(self.answers(*run) for run in (("on", "overlap", "true"), ("off", "one-step", "false"))):
             return
         self.run_items([compare])

@@ -7,8 +7,8 @@
 // The parameters of a request depend only on its number and the vocabulary size. They include
 // penalties, three choices, stop tokens, greedy and random sampling, and shared prefixes. Each line
 // of the file describes one choice by request number, choice index and finish reason, followed by
-// its tokens. Each token is followed by the two most likely tokens. All three have the bits of
-// their log-probabilities. 32 requests are in flight, so the batches of two runs differ.
+// its tokens. Each token is followed by the two most likely tokens. All three are written with the
+// bits of their log-probabilities. 32 requests are in flight, so the batches of two runs differ.
 
 #include <grpcpp/grpcpp.h>
 
@@ -43,9 +43,9 @@ struct Options {
 };
 
 // A pseudorandom sequence that depends only on its seed.
-class Numbers {
+class NumberSequence {
  public:
-  explicit Numbers(int seed) : state_(quire::SplitMix(static_cast<std::uint64_t>(seed))) {}
+  explicit NumberSequence(int seed) : state_(quire::SplitMix(static_cast<std::uint64_t>(seed))) {}
   std::int32_t Below(std::int32_t bound) {
     state_ += quire::kSplitMixStep;
     return static_cast<std::int32_t>(quire::SplitMix(state_) % static_cast<std::uint64_t>(bound));
@@ -55,18 +55,19 @@ class Numbers {
   std::uint64_t state_;
 };
 
-void AppendTokens(Numbers numbers, int count, std::int32_t vocab, v1::TokenIds* out) {
+void AppendTokens(NumberSequence numbers, int count, std::int32_t vocab, v1::TokenIds* out) {
   for (int i = 0; i < count; ++i) out->add_ids(numbers.Below(vocab));
 }
 
 v1::GenerateRequest MakeRequest(int number, std::int32_t vocab) {
-  Numbers numbers(number);
+  NumberSequence numbers(number);
   v1::GenerateRequest request;
   v1::TokenIds* const prompt = request.mutable_token_ids();
-  // Half of the requests begin with one of four prefixes: a page of 64 tokens and 16 tokens more.
+  // Half of the requests begin with one of four prefixes of 80 tokens: a page of 64 tokens, and 16
+  // tokens.
   const std::int32_t prefix = numbers.Below(8);
-  if (prefix < 4) AppendTokens(Numbers(1'000'000 + prefix), 80, vocab, prompt);
-  AppendTokens(Numbers(2'000'000 + number), 1 + numbers.Below(48), vocab, prompt);
+  if (prefix < 4) AppendTokens(NumberSequence(1'000'000 + prefix), 80, vocab, prompt);
+  AppendTokens(NumberSequence(2'000'000 + number), 1 + numbers.Below(48), vocab, prompt);
   v1::SamplingParams* const sampling = request.mutable_sampling();
   sampling->set_seed(number);
   sampling->set_temperature(number % 4 == 0 ? 0.0f : 0.8f);

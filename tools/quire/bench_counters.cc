@@ -62,9 +62,9 @@ ServerCounters ParseCounters(absl::string_view text) {
 std::vector<std::string> CheckConservation(const ServerCounters& before,
                                            const ServerCounters& after,
                                            const std::vector<RequestSample>& samples) {
-  std::vector<std::string> broken;
+  std::vector<std::string> violations;
   const auto expect = [&](bool holds, absl::string_view what, double server, double client) {
-    if (!holds) broken.push_back(absl::StrCat(what, ": ", server, " and ", client));
+    if (!holds) violations.push_back(absl::StrCat(what, ": ", server, " and ", client));
   };
   const ClientCounts client = Count(samples);
   const double completed = after.completed - before.completed;
@@ -94,7 +94,7 @@ std::vector<std::string> CheckConservation(const ServerCounters& before,
     expect(generated >= client.output_tokens, "generated tokens of the server and the client",
            generated, client.output_tokens);
   }
-  return broken;
+  return violations;
 }
 
 bool IsPermanentMismatch(const ServerCounters& before, const ServerCounters& after,

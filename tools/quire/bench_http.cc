@@ -214,8 +214,9 @@ absl::StatusOr<std::string> HttpGet(const std::string& url) {
 absl::StatusOr<std::string> PeerModel(const PeerAddress& peer) {
   const absl::StatusOr<std::string> body = HttpGet(absl::StrCat(peer.url, "/v1/models"));
   if (!body.ok()) {
-    return absl::UnavailableError(absl::StrCat(
-        body.status().message(), "; --peer needs the URL of a server that lists its models there"));
+    return absl::UnavailableError(
+        absl::StrCat(body.status().message(),
+                     "; --peer needs the URL of a server that lists its models at /v1/models"));
   }
   const json answer = json::parse(*body, nullptr, /*allow_exceptions=*/false);
   if (answer.is_object() && answer.contains("data") && answer["data"].is_array() &&

@@ -82,8 +82,8 @@ double RoundUp(double value) {
   return 10 * power;
 }
 
-// Draws the labels of the y axis from 0 to `top` on one side of the box, on the left with
-// horizontal lines. Returns a function from a value to its y coordinate.
+// Draws the labels of the y axis from 0 to `top` on the given side of the box. On the left, also
+// draws horizontal lines. Returns a function from a value to its y coordinate.
 std::function<double(double)> DrawScale(const Box& box, double top, absl::string_view side,
                                         absl::string_view color, Canvas* canvas) {
   const auto y = [box, top](double value) { return box.bottom() - box.height * value / top; };

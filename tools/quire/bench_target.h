@@ -3,8 +3,8 @@
 // The client side of `quire bench`: sends requests to a server under test and measures when the
 // tokens of the answers arrive.
 //
-// Place:      below bench_run. GrpcTargets connects to quired, HttpTargets to a server to compare
-//             with.
+// Place:      below bench_run. GrpcTargets connects to quired, HttpTargets to the server that
+//             quired is compared with.
 // Invariants: every server gets the same requests, with greedy sampling. The answer length is
 //             fixed, unless a schema determines the end of the answer.
 // Threads:    one Target per thread. A factory can be called from any thread.

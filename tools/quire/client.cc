@@ -292,7 +292,8 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
   std::shared_ptr<grpc::Channel> channel = grpc::experimental::CreateCustomChannelWithInterceptors(
       address, credentials, arguments, std::move(interceptors));
   // A failed first attempt fails the first call, and gRPC 1.51 sometimes reports an attempt in
-  // progress as failed (https://github.com/grpc/grpc/pull/35064). So wait for further attempts.
+  // progress as failed (https://github.com/grpc/grpc/pull/35064). This function therefore waits for
+  // further attempts.
   channel->WaitForConnected(std::chrono::system_clock::now() + kConnectTimeout);
   return channel;
 }

@@ -3,7 +3,8 @@
 // Code that all subcommands of `quire` share: server addresses, printing of errors, and exit codes.
 // The codes are 0 (ok), 1 (request failed), 2 (wrong usage) and 3 (cannot connect).
 //
-// Threads: a Client is used by one thread; each thread of `bench` has its own channel.
+// Threads: the main thread calls these functions. Threads of `bench` also call Connect,
+//          ApplyDeadline and ReasonOf.
 
 #include <functional>
 #include <memory>
@@ -74,8 +75,8 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
 // Sets the gRPC deadline according to --timeout.
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 
-// Prints `CODE/REASON: message` to standard error and returns the exit code. Without a connection,
-// prints what answers at the address and which option to give.
+// Prints `CODE/REASON: message` to standard error and returns the exit code. If there is no
+// connection, prints which kind of server answers at the address and which option to give.
 int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_view address);
 
 // Prints the error of a wrong command line and returns the exit code.

@@ -118,19 +118,19 @@ absl::StatusOr<ServerCounters> ReadCounters(const std::string& url) {
   return ParseCounters(*text);
 }
 
-// The server may count the end of a request some time after the client has its answer. So violated
-// rules are checked again for half a minute, unless the violation is permanent. Returns DATA_LOSS
-// with the violated rules.
+// The server may count the end of a request some time after the client has its answer. Violated
+// rules are therefore checked again for half a minute, unless the violation is permanent. Returns
+// DATA_LOSS with the violated rules.
 absl::Status CheckCounters(const std::string& url, const ServerCounters& before,
                            const std::vector<RequestSample>& samples) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (true) {
     QUIRE_ASSIGN_OR_RETURN(const ServerCounters after, ReadCounters(url));
-    const std::vector<std::string> broken = CheckConservation(before, after, samples);
-    if (broken.empty()) return absl::OkStatus();
+    const std::vector<std::string> violations = CheckConservation(before, after, samples);
+    if (violations.empty()) return absl::OkStatus();
     if (IsPermanentMismatch(before, after, samples) || std::chrono::steady_clock::now() >= end) {
       return absl::DataLossError(absl::StrCat("the counters of the server are inconsistent: ",
-                                              absl::StrJoin(broken, "; ")));
+                                              absl::StrJoin(violations, "; ")));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }

@@ -62,7 +62,7 @@ struct MakeOptions {
 
 absl::Status MakeModel(const MakeOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const ModelShape shape, FindShape(options.shape));
-  // Checked first, because the other files can have gigabytes.
+  // The path of the GGUF file is checked first, because the other files can have gigabytes.
   if (!options.gguf.empty()) {
     QUIRE_RETURN_IF_ERROR(CheckCanWriteGguf(shape, options.gguf));
   }

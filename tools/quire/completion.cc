@@ -195,7 +195,7 @@ std::string ZshCompletion(const CliCommand& program) {
     }
     absl::StrAppend(&text, "        esac ;;\n    esac\n");
   }
-  // Works both from zsh's folder of functions and with `source`.
+  // The script works both in zsh's folder of functions and with `source`.
   absl::StrAppend(&text, "}\nif [[ $funcstack[1] == _", name, " ]]; then _", name,
                   " \"$@\"; else compdef _", name, " ", name, "; fi\n");
   return text;

@@ -44,8 +44,8 @@ using nlohmann::ordered_json;
 constexpr absl::string_view kGroups[] = {"embedding",    "attention", "mlp",  "experts", "router",
                                          "layer inputs", "norms",     "head", "other"};
 
-// Returns true if `name` is `slot`, a name of models::TensorNames, or a part of it, such as
-// slot + ".weight".
+// Returns true if `name` is `slot`, a name of models::TensorNames, or the name of a part of that
+// tensor, such as slot + ".weight".
 bool IsPartOf(absl::string_view name, absl::string_view slot) {
   return !slot.empty() && absl::ConsumePrefix(&name, slot) &&
          (name.empty() || name[0] == '.' || name[0] == '_');
@@ -102,11 +102,11 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
   if (IsOfExperts(names, name)) return "experts";
   if (names.moe.empty() && IsPartOfAny(name, {names.router})) return "router";
   models::ForEachTensor([&](models::BlockKind block, const models::TensorInfo& info) {
-    const absl::string_view of_block = BlockGroup(block);
-    if (!group.empty() || of_block.empty()) return;
+    const absl::string_view block_group = BlockGroup(block);
+    if (!group.empty() || block_group.empty()) return;
     for (const models::PartInfo& part : info.PartsIn(names)) {
-      if (IsPartOf(name, names.*part.name)) group = of_block;
-      if (part.stack_name != nullptr && IsPartOf(name, names.*part.stack_name)) group = of_block;
+      if (IsPartOf(name, names.*part.name)) group = block_group;
+      if (part.stack_name != nullptr && IsPartOf(name, names.*part.stack_name)) group = block_group;
     }
   });
   if (!group.empty()) return group;

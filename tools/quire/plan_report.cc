@@ -42,7 +42,7 @@ void AddLayers(const Plan& plan, std::uint32_t sequence_pages, std::int32_t cont
   report->lines.push_back(absl::StrCat("layers       ", DescribePages(layers)));
   report->lines.push_back(
       Line("sequence", sequence_pages * plan.page_bytes,
-           absl::StrCat(", ", sequence_pages, " pages at most, of ", context_tokens, " tokens")));
+           absl::StrCat(", at most ", sequence_pages, " pages for ", context_tokens, " tokens")));
   if (layers.index_slots == 0) return;
   report->json["index_layers"] = layers.index_slots;
   report->json["page_index_bytes"] = plan.page_index_bytes;
@@ -102,7 +102,7 @@ absl::StatusOr<PlanReport> PlanGpu(const PlanRequest& request, const server::Dae
 
 absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
                                     const formats::ModelFiles& files) {
-  // The instruction set decides the type of activations, and thus the size of the workspace.
+  // The instruction set determines the type of activations, and thus the size of the workspace.
   QUIRE_RETURN_IF_ERROR(runtime::SelectIsa(daemon.device));
   const std::int64_t free_bytes = runtime::FreeHostMemory();
   QUIRE_ASSIGN_OR_RETURN(
@@ -120,7 +120,7 @@ absl::StatusOr<PlanReport> PlanHost(const server::DaemonOptions& daemon,
   report.lines.push_back(Line("weights", plan.weight_bytes,
                               plan.weight_format == "none"
                                   ? ", unquantized"
-                                  : absl::StrCat(", most as ", plan.weight_format)));
+                                  : absl::StrCat(", mostly ", plan.weight_format)));
   report.lines.push_back(
       absl::StrCat("activations  ", kernels::CpuActivationsName(plan.activations)));
   report.lines.push_back(Line("workspace", plan.workspace_bytes, ""));

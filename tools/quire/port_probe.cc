@@ -57,7 +57,8 @@ bool AcceptsTls(const std::string& host_port) {
   return curl_easy_perform(curl.get()) == CURLE_OK;
 }
 
-// Returns true for a list of models, and for an error in OpenAI's shape, as after a missing token.
+// Returns true for a list of models, and for an error in OpenAI's format, such as the error for a
+// missing token.
 bool IsOpenAiAnswer(const std::string& body) {
   const auto json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return false;

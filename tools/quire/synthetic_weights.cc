@@ -23,7 +23,7 @@ namespace {
 
 constexpr float kDeviation = 0.02f;
 
-enum class Values : std::uint8_t {
+enum class ValueKind : std::uint8_t {
   kRandom,
   kOnes,
   kZerosForOnes,  // norm weights of Qwen3.5, to which 1 is added; GGUF files have the sum
@@ -36,7 +36,7 @@ enum class Values : std::uint8_t {
 // value head of every key head, then the second value heads.
 struct ValueHeads {
   std::uint64_t first = 0;
-  std::uint32_t size = 0, per_key = 0;  // size 0: there are none
+  std::uint32_t size = 0, per_key = 0;  // size 0: no value heads
   bool are_columns = false;
 };
 
@@ -44,7 +44,7 @@ struct Tensor {
   std::string name;  // name in Hugging Face files
   std::string gguf_name;
   std::vector<std::uint64_t> shape;  // shape in Hugging Face files
-  Values values = Values::kRandom;
+  ValueKind values = ValueKind::kRandom;
   bool is_f32_in_gguf = false;
   // Rows per head, for query and key matrices of Llama; 0 for others. RoPE rotates each row of the
   // first half of a head together with the same row of the second half. Hugging Face files store
@@ -67,12 +67,12 @@ struct LayerTensors {
   std::vector<Tensor>* tensors;
 
   Tensor& Add(absl::string_view name, absl::string_view gguf, std::vector<std::uint64_t> shape,
-              Values values = Values::kRandom) const {
+              ValueKind values = ValueKind::kRandom) const {
     tensors->push_back({.name = absl::StrCat(layer, name),
                         .gguf_name = absl::StrCat(block, gguf),
                         .shape = std::move(shape),
                         .values = values,
-                        .is_f32_in_gguf = values != Values::kRandom});
+                        .is_f32_in_gguf = values != ValueKind::kRandom});
     return tensors->back();
   }
   Tensor& Matrix(absl::string_view name, absl::string_view gguf, std::uint64_t rows,
@@ -94,7 +94,7 @@ void AddAttention(const ModelShape& shape, const LayerTensors& layer) {
   for (const char* which : {"q", "k"}) {
     layer.Add(absl::StrCat("self_attn.", which, "_norm.weight"),
               absl::StrCat("attn_", which, "_norm.weight"), {shape.head_dim},
-              Values::kZerosForOnes);
+              ValueKind::kZerosForOnes);
   }
 }
 
@@ -104,28 +104,28 @@ void AddRecurrent(const ModelShape& shape, const LayerTensors& layer) {
   const std::uint64_t heads = shape.linear_value_heads;
   const std::uint32_t per_key = shape.linear_value_heads / shape.linear_key_heads;
   const ValueHeads rows{.size = ModelShape::kLinearHeadSize, .per_key = per_key};
-  ValueHeads behind_keys = rows, columns = rows, single = rows;
-  behind_keys.first = keys;
+  ValueHeads after_keys = rows, columns = rows, single = rows;
+  after_keys.first = keys;
   columns.are_columns = true;
   single.size = 1;
-  layer.Matrix("linear_attn.in_proj_qkv", "attn_qkv", keys + values, hidden).heads = behind_keys;
+  layer.Matrix("linear_attn.in_proj_qkv", "attn_qkv", keys + values, hidden).heads = after_keys;
   layer.Matrix("linear_attn.in_proj_z", "attn_gate", values, hidden).heads = rows;
   layer.Matrix("linear_attn.in_proj_b", "ssm_beta", heads, hidden).heads = single;
   layer.Matrix("linear_attn.in_proj_a", "ssm_alpha", heads, hidden).heads = single;
   Tensor& conv = layer.Add("linear_attn.conv1d.weight", "ssm_conv1d.weight",
                            {keys + values, 1, ModelShape::kConvWidth});
   conv.is_f32_in_gguf = true;
-  conv.heads = behind_keys;
-  layer.Add("linear_attn.A_log", "ssm_a", {heads}, Values::kDecayLogs).heads = single;
-  layer.Add("linear_attn.dt_bias", "ssm_dt.bias", {heads}, Values::kTimeSteps).heads = single;
+  conv.heads = after_keys;
+  layer.Add("linear_attn.A_log", "ssm_a", {heads}, ValueKind::kDecayLogs).heads = single;
+  layer.Add("linear_attn.dt_bias", "ssm_dt.bias", {heads}, ValueKind::kTimeSteps).heads = single;
   layer.Add("linear_attn.norm.weight", "ssm_norm.weight", {ModelShape::kLinearHeadSize},
-            Values::kOnes);
+            ValueKind::kOnes);
   layer.Matrix("linear_attn.out_proj", "ssm_out", hidden, values).heads = columns;
 }
 
 std::vector<Tensor> Tensors(const ModelShape& shape) {
   const std::uint64_t hidden = shape.hidden_size, ffn = shape.intermediate_size;
-  const Values norm = shape.is_hybrid() ? Values::kZerosForOnes : Values::kOnes;
+  const ValueKind norm = shape.is_hybrid() ? ValueKind::kZerosForOnes : ValueKind::kOnes;
   std::vector<Tensor> tensors;
   const LayerTensors model{.layer = "", .block = "", .tensors = &tensors};
   model.Matrix("model.embed_tokens", "token_embd", shape.vocab_size, hidden);
@@ -167,15 +167,15 @@ float RandomValue(std::uint64_t stream, std::uint64_t index) {
 // in the first head and 0.75 in the 16th.
 BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
   switch (tensor.values) {
-    case Values::kRandom:
+    case ValueKind::kRandom:
       return BF16::FromFloat(RandomValue(stream, index));
-    case Values::kOnes:
+    case ValueKind::kOnes:
       return BF16::FromFloat(1.0f);
-    case Values::kZerosForOnes:
+    case ValueKind::kZerosForOnes:
       return BF16::FromFloat(0.0f);
-    case Values::kDecayLogs:
+    case ValueKind::kDecayLogs:
       return BF16::FromFloat(std::log(static_cast<float>(1 + index % 16)));
-    case Values::kTimeSteps:
+    case ValueKind::kTimeSteps:
       break;
   }
   return BF16::FromFloat(-4.0f);
@@ -184,8 +184,8 @@ BF16 Value(const Tensor& tensor, std::uint64_t stream, std::uint64_t index) {
 // Converts a value of the Hugging Face file to the value that the GGUF file stores.
 float GgufValue(const Tensor& tensor, BF16 value) {
   const float stored = value.ToFloat();
-  if (tensor.values == Values::kZerosForOnes) return stored + 1.0f;
-  return tensor.values == Values::kDecayLogs ? -std::exp(stored) : stored;
+  if (tensor.values == ValueKind::kZerosForOnes) return stored + 1.0f;
+  return tensor.values == ValueKind::kDecayLogs ? -std::exp(stored) : stored;
 }
 
 std::uint64_t MakeStream(std::uint64_t seed, std::size_t tensor) {

@@ -70,7 +70,7 @@ class Completion:
 
 
 def _join(deltas: Sequence[v1.Delta], end: v1.Completed) -> v1.Completed:
-    """Returns the end of a choice, with the output that its deltas carried."""
+    """Returns the completed choice, with the output of its deltas added."""
     if not deltas:
         return end
     whole = v1.Completed()
@@ -352,11 +352,11 @@ class Client(_Client, Blocking):
     """A connection to the data listener of quired. Leaving its `with` block cancels all running calls.
 
     Methods take and return messages of quire_client.v1, and raise QuireError. `timeout` is in seconds and covers all
-    attempts of a call; the default is that of the client. Many threads may use one client.
+    attempts of a call. Its default is the timeout of the client. Many threads may use one client.
 
     address: HOST:PORT, or unix:PATH.
-    credentials: those of tls_credentials() or of gRPC itself; None means plain text.
-    token, token_file: a bearer token, or a file whose first line is one. The file is read for each call. A token is
+    credentials: the result of tls_credentials() or credentials of gRPC itself; None means plain text.
+    token, token_file: a bearer token, or a file whose first line is the token. The file is read for each call. A token is
         sent without credentials only to Unix sockets and loopback addresses, unless allow_plaintext_token is true.
     options: channel options of gRPC, such as ("grpc.ssl_target_name_override", NAME).
     """
