@@ -5,8 +5,8 @@
 namespace quire::kernels {
 
 CpuActivations ResolveCpuActivations(CpuActivations activations, bool weights_are_bf16) {
-  const bool has_pairs = internal::IsOrdered(internal::ChosenBf16Multiply());
-  if (activations == CpuActivations::kAuto && has_pairs && weights_are_bf16) {
+  const bool uses_vdpbf16ps = internal::NeedsOrderedRows(internal::ChosenBf16Multiply());
+  if (activations == CpuActivations::kAuto && uses_vdpbf16ps && weights_are_bf16) {
     return CpuActivations::kBF16;
   }
   return ResolveCpuActivations(activations);
