@@ -45,20 +45,20 @@ void MemoryTrimmer::Tick(absl::Time now) {
   next_check_ = now + kMemoryCheckInterval;
   const std::int64_t in_use = BytesInUse();
   const std::int64_t unused = ResidentBytes() - in_use;
-  most_bytes_in_use_ = std::max(most_bytes_in_use_, in_use);
-  const bool has_freed = in_use + kFreedBytes < most_bytes_in_use_;
-  if (unused > least_unused_bytes_ + kMinTrimBytes ||
+  max_bytes_in_use_ = std::max(max_bytes_in_use_, in_use);
+  const bool has_freed = in_use + kFreedBytes < max_bytes_in_use_;
+  if (unused > min_unused_bytes_ + kMinTrimBytes ||
       (has_freed && now >= last_trim_ + kTrimInterval)) {
     return Trim(now);
   }
-  least_unused_bytes_ = std::min(least_unused_bytes_, unused);
+  min_unused_bytes_ = std::min(min_unused_bytes_, unused);
 }
 
 void MemoryTrimmer::Trim(absl::Time now) {
   malloc_trim(0);
   last_trim_ = now;
-  most_bytes_in_use_ = BytesInUse();
-  least_unused_bytes_ = ResidentBytes() - most_bytes_in_use_;
+  max_bytes_in_use_ = BytesInUse();
+  min_unused_bytes_ = ResidentBytes() - max_bytes_in_use_;
 }
 
 }  // namespace quire::server

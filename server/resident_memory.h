@@ -40,8 +40,8 @@ class MemoryTrimmer {
 
   absl::Time next_check_ = absl::InfinitePast();
   absl::Time last_trim_ = absl::InfinitePast();
-  std::int64_t least_unused_bytes_ = 0;  // minimum since the last trim
-  std::int64_t most_bytes_in_use_ = 0;   // maximum since the last trim
+  std::int64_t min_unused_bytes_ = 0;  // minimum since the last trim
+  std::int64_t max_bytes_in_use_ = 0;  // maximum since the last trim
 };
 
 }  // namespace quire::server

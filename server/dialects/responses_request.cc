@@ -321,7 +321,7 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, const OpenAi
     QUIRE_ASSIGN_OR_RETURN(*chat->mutable_tool_name(), RequiredText(*choice, "name"));
     return AllowedTools();
   }
-  if (SetToolChoiceWord(*choice, chat)) return AllowedTools();
+  if (SetToolChoiceMode(*choice, chat)) return AllowedTools();
   return BadField(*choice, "must be none, auto, required, a function or allowed_tools");
 }
 

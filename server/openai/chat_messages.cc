@@ -207,7 +207,7 @@ absl::StatusOr<AllowedTools> ReadAllowedTools(const JsonValue& choice, v1::ChatP
 absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto choice = body.Find("tool_choice");
   if (!choice) return AllowedTools();
-  if (SetToolChoiceWord(*choice, chat)) return AllowedTools();
+  if (SetToolChoiceMode(*choice, chat)) return AllowedTools();
   const auto type = choice->is_object() ? choice->FindNonNull("type") : std::nullopt;
   if (type && type->raw() == "allowed_tools") return ReadAllowedTools(*choice, chat);
   if (!choice->is_object() || !choice->FindNonNull("function")) {
@@ -395,7 +395,7 @@ absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
 
 }  // namespace
 
-bool SetToolChoiceWord(const JsonValue& choice, v1::ChatPrompt* chat) {
+bool SetToolChoiceMode(const JsonValue& choice, v1::ChatPrompt* chat) {
   for (const auto& [name, value] :
        {std::pair("none", v1::TOOL_CHOICE_NONE), std::pair("auto", v1::TOOL_CHOICE_AUTO),
         std::pair("required", v1::TOOL_CHOICE_REQUIRED)}) {

@@ -24,7 +24,7 @@ absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1:
                             FieldNames* names);
 
 // Sets tool_choice if `choice` is none, auto or required. Returns false for all other values.
-bool SetToolChoiceWord(const formats::JsonValue& choice, v1::ChatPrompt* chat);
+bool SetToolChoiceMode(const formats::JsonValue& choice, v1::ChatPrompt* chat);
 
 // Reads one of OpenAI's reasoning efforts, which range from none to max.
 absl::StatusOr<std::string> ReadReasoningEffort(const formats::JsonValue& value);

@@ -110,16 +110,16 @@ absl::Status Decoder::AddStage(const formats::JsonValue& config) {
                        [this](const formats::JsonValue& part) { return AddStage(part); });
   }
   if (type == "Fuse") {
-    fused_ = true;
+    has_fuse_ = true;
     return absl::OkStatus();
   }
   if (type == "Strip") return AddStrip(config);
   // Text that has been streamed cannot be changed, so no stage may depend on several tokens.
   const bool is_known =
       type == "Replace" || type == "ByteFallback" || type == "ByteLevel" || type == "Metaspace";
-  if (is_known && (fused_ || (has_bytes_ && type == "Replace"))) {
+  if (is_known && (has_fuse_ || (has_bytes_ && type == "Replace"))) {
     return absl::UnimplementedError(absl::StrCat(config.PathOf("type"), " \"", type, "\" after ",
-                                                 fused_ ? "Fuse" : "a decoder of bytes",
+                                                 has_fuse_ ? "Fuse" : "a decoder of bytes",
                                                  " is not supported"));
   }
   if (type == "Replace") return AddReplace(config);
@@ -153,7 +153,7 @@ absl::Status Decoder::AddStrip(const formats::JsonValue& config) {
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t stop_count, stop.AsInteger(0, kMaxStrip));
   stage.start = static_cast<std::uint32_t>(start_count);
   stage.stop = static_cast<std::uint32_t>(stop_count);
-  if (!fused_) {
+  if (!has_fuse_) {
     stages_.push_back(std::move(stage));
     return absl::OkStatus();
   }

@@ -81,7 +81,7 @@ class Decoder {
   std::vector<std::string> first_bytes_;
   std::vector<Stage> stages_;
   bool has_bytes_ = false;  // while loading: an earlier stage converts text to bytes
-  bool fused_ = false;      // while loading: a Fuse, which joins tokens, has been read
+  bool has_fuse_ = false;   // while loading: a Fuse, which joins tokens, has been read
   bool joins_with_space_ = false;
   bool first_until_bytes_ = false;
   std::string strip_character_;    // the character that Strip after Fuse removes

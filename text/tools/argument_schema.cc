@@ -262,10 +262,10 @@ class Evaluator {
 
   static bool HasCount(const json& schema, absl::string_view min, absl::string_view max,
                        std::size_t count) {
-    const json* const least = Find(schema, min);
-    const json* const most = Find(schema, max);
-    return (least == nullptr || !least->is_number() || json(count) >= *least) &&
-           (most == nullptr || !most->is_number() || json(count) <= *most);
+    const json* const min_count = Find(schema, min);
+    const json* const max_count = Find(schema, max);
+    return (min_count == nullptr || !min_count->is_number() || json(count) >= *min_count) &&
+           (max_count == nullptr || !max_count->is_number() || json(count) <= *max_count);
   }
 
   bool AcceptsArray(const json& schema, const json& value, int depth) {

@@ -193,8 +193,8 @@ std::int64_t PssOfProcess(int pid) {
 
 RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
                   const std::atomic<bool>& stop) {
-  return options.closed || !workload.is_open() ? RunClosed(workload, targets, options, stop)
-                                               : RunOpen(workload, targets, options, stop);
+  return options.is_closed_loop || !workload.is_open() ? RunClosed(workload, targets, options, stop)
+                                                       : RunOpen(workload, targets, options, stop);
 }
 
 std::int64_t PssBytes(int pid) {
@@ -213,9 +213,9 @@ std::int64_t PssBytes(int pid) {
 MemorySampler::MemorySampler(int pid) : pid_(pid) {
   if (pid == 0) return;
   thread_ = std::thread([this] {
-    while (!stopping_.load()) {
+    while (!is_stopping_.load()) {
       peak_ = std::max(peak_, PssBytes(pid_));
-      for (int i = 0; i < 10 && !stopping_.load(); ++i) {
+      for (int i = 0; i < 10 && !is_stopping_.load(); ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
     }
@@ -228,7 +228,7 @@ MemorySampler::~MemorySampler() {
 }
 
 std::int64_t MemorySampler::Stop() {
-  stopping_.store(true);
+  is_stopping_.store(true);
   if (thread_.joinable()) thread_.join();
   return peak_;
 }

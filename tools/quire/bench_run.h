@@ -25,7 +25,7 @@ struct RunOptions {
   std::int64_t count = 0;
   std::int64_t concurrency = 1;  // closed loop: clients; open loop: maximum requests in flight
   // Use the closed loop even if the workload has send times; for the warm-up.
-  bool closed = false;
+  bool is_closed_loop = false;
 };
 
 struct RunResult {
@@ -53,7 +53,7 @@ class MemorySampler {
 
  private:
   int pid_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> is_stopping_{false};
   std::int64_t peak_ = 0;
   std::thread thread_;
 };

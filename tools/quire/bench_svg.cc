@@ -221,18 +221,18 @@ void DrawTimeline(const std::vector<BenchRun>& runs, const char* color, const Bo
   const Timeline timeline = MakeTimeline(runs);
   const double seconds = std::max(timeline.seconds, 1e-9);
   const double bucket_seconds = seconds / kBuckets;
-  double most_in_flight = 0, in_flight = 0;
+  double max_in_flight = 0, in_flight = 0;
   for (const auto& [time, change] : timeline.changes) {
     in_flight += change;
-    most_in_flight = std::max(most_in_flight, in_flight);
+    max_in_flight = std::max(max_in_flight, in_flight);
   }
-  const double most_tokens = *std::max_element(timeline.tokens.begin(), timeline.tokens.end());
+  const double max_tokens = *std::max_element(timeline.tokens.begin(), timeline.tokens.end());
   canvas->Text({box.left, box.top - 8}, absl::StrCat(runs.front().backend, ": output tokens/s"),
                "start", color);
   canvas->Text({box.right(), box.top - 8}, "requests in flight", "end");
-  const auto left = DrawScale(box, RoundUp(most_tokens / bucket_seconds), "left", color, canvas);
+  const auto left = DrawScale(box, RoundUp(max_tokens / bucket_seconds), "left", color, canvas);
   // The scale has four divisions, each a whole number of requests.
-  const double top = 4 * std::ceil(std::max(most_in_flight, 1.0) / 4);
+  const double top = 4 * std::ceil(std::max(max_in_flight, 1.0) / 4);
   const auto right = DrawScale(box, top, "right", "#111827", canvas);
   const auto x = [&](double time) {
     return box.left + box.width * std::min(time, seconds) / seconds;

@@ -149,7 +149,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
             {.first = plan.requests,
              .count = plan.warmup,
              .concurrency = std::min<std::int64_t>(plan.concurrency, 64),
-             .closed = true},
+             .is_closed_loop = true},
             stop);
   }
   ServerCounters before;

@@ -66,7 +66,8 @@ void Machine::CloseScope(Scope* previous) {
 }
 
 void Machine::AddSearchCost(std::size_t names) {
-  work_ += static_cast<std::int64_t>(names) * Runtime::kEvalsPerStep / Runtime::kNamesPerStep;
+  uncharged_work_ +=
+      static_cast<std::int64_t>(names) * Runtime::kEvalsPerStep / Runtime::kNamesPerStep;
 }
 
 void Machine::Assign(const std::string& name, Value value) {
@@ -103,9 +104,9 @@ absl::StatusOr<Value> Machine::Eval(const Expr& expr) {
     RecordErrorPosition(expr.position);
     return absl::InvalidArgumentError("the template recurses too deeply");
   }
-  if (++work_ >= Runtime::kEvalsPerStep) {
-    const absl::Status charged = runtime_.Charge(work_ / Runtime::kEvalsPerStep);
-    work_ %= Runtime::kEvalsPerStep;
+  if (++uncharged_work_ >= Runtime::kEvalsPerStep) {
+    const absl::Status charged = runtime_.Charge(uncharged_work_ / Runtime::kEvalsPerStep);
+    uncharged_work_ %= Runtime::kEvalsPerStep;
     if (!charged.ok()) {
       RecordErrorPosition(expr.position);
       return charged;

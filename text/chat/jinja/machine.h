@@ -99,7 +99,8 @@ class Machine {
   void CloseScope(Scope* previous);
   void Assign(const std::string& name, Value value);
   Value Lookup(const std::string& name);
-  // Adds the cost of comparing this number of names to work_. The next expression charges for it.
+  // Adds the cost of comparing this number of names to uncharged_work_, for which the next
+  // expression charges.
   void AddSearchCost(std::size_t names);
   // The macro looks up names in the current scope and its parents.
   Value MakeMacro(const Stmt& stmt);
@@ -114,7 +115,7 @@ class Machine {
   bool is_capturing_ = false;  // out_ will become a value
   int depth_ = 0;              // nesting depth of the nodes that are being executed
   int macro_depth_ = 0;
-  std::int64_t work_ = 0;  // work that is not charged yet; kEvalsPerStep units are one step
+  std::int64_t uncharged_work_ = 0;  // kEvalsPerStep units are one step
   Position error_position_;
 };
 
