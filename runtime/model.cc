@@ -95,7 +95,7 @@ std::optional<models::Weights> ReadPacked(const std::string& path, const PackedF
                                           models::Quantization quantization,
                                           const kernels::Backend& backend) {
   const absl::Time start = MonotonicNow();
-  absl::StatusOr<models::Weights> weights = models::Weights::Allocate(slots, quantization);
+  absl::StatusOr<models::Weights> weights = models::Weights::Allocate(slots, quantization, backend);
   absl::Status status = weights.status();
   if (status.ok()) status = ReadPackedFile(path, key, weights->Sections(), backend);
   if (status.ok()) {

@@ -1,14 +1,14 @@
 // Multiplies bf16 with the instruction vdpbf16ps. It adds two products to a sum: first the product
 // of the upper halves, then the product of the lower halves. Each addition is like a fused
 // multiply-add that flushes subnormal numbers. Operands are ordered so that both products belong to
-// even inputs, or both to odd inputs (bf16_linear.h). Four inputs need two instructions instead of
-// four multiply-adds.
+// the even inputs or both to the odd inputs (bf16_linear.h). Four inputs need two instructions
+// instead of four multiply-adds.
 //
-// Weights are stored in the order of AMX tiles. The first tile of rows orders two panels for 256
-// inputs in registers and stores them in L1, where the other rows read them. A tile of 6 rows x 2
-// panels has registers for 24 sums, 4 weights and 2 broadcasts. Up to 8 rows are computed as one
-// tile with one panel, so that weights are read at an even rate. Each tile prefetches its share of
-// the next weights, because out-of-order execution alone keeps too few loads in flight.
+// Matrices of bf16 are packed in this order (packed_linear.h). Other weights are in the order of
+// AMX tiles. With more than 8 rows, two panels of them are ordered for 256 inputs and stored in L1,
+// where all rows read them. A tile is up to 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts.
+// Up to 8 rows are one tile with one panel, so that weights are read at an even rate. Tiles
+// prefetch the next weights, because out-of-order execution alone keeps too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -26,15 +26,20 @@ namespace {
 constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
-// Blocks of inputs that are multiplied at once, for at most 8 rows and for more. For more than 8
-// rows, the ordered weights of two panels and 32 rows fill two thirds of an L1 of 48 KiB.
+// Blocks of inputs that are multiplied at once. For more than 8 rows, two panels and 32 rows fill
+// two thirds of an L1 of 48 KiB. The next panels take the place of the last ones.
 constexpr std::int64_t kFewRowsBlocks = 16;
 constexpr std::int64_t kManyRowsBlocks = 8;
-constexpr std::int64_t kLines = 16;  // cache lines of a bf16 tile
-constexpr int kMaxRows = 6;          // rows whose sums with two panels fit in registers
+constexpr int kLines = 16;   // cache lines of a bf16 tile
+constexpr int kMaxRows = 6;  // rows whose sums with two panels fit in registers
+// Cache lines of each next panel that a tile prefetches in a block. Products of more than
+// kFewLinesRows rows have at least 6 tiles, which prefetch kFewLines.
+constexpr int kManyLines = 8;
+constexpr int kFewLines = 3;
+constexpr std::int64_t kFewLinesRows = 28;
 
-// Orders `num_rows` rows of a row tile. Four inputs 0, 1, 2, 3 become the pairs (2, 0) and (3, 1),
-// with the lower half first.
+// Orders `num_rows` rows of a row tile. Of four inputs 0, 1, 2, 3 the ordered tile has the pairs
+// (2, 0) and (3, 1), the lower half first.
 QUIRE_OP void Order(const std::uint16_t* from, std::int64_t num_blocks, std::int64_t num_rows,
                     std::uint16_t* to) {
   constexpr long long kLow = 0x0302070601000504, kHigh = 0x0b0a0f0e09080d0c;
@@ -70,25 +75,19 @@ QUIRE_OP Weights OrderWeights(const std::uint16_t* from) {
           _mm512_mask_blend_epi16(kLower, first, _mm512_srli_epi32(second, 16))};
 }
 
-// Stored panels of weights, and a buffer for the ordered weights of kPanels panels.
-struct Panels {
-  const std::uint16_t* stored;  // panels w_stride apart
-  std::int64_t w_stride;
-  std::uint16_t* ordered;  // [blocks][8 groups of four inputs][kPanels][2][32]
-};
-
-// Weights of the next panels, prefetched while the current panels are multiplied.
-struct NextWeights {
-  const std::uint16_t* from;  // null: none
-  std::int64_t lines;         // cache lines of a panel to prefetch per block
-};
-
-// How a tile reads its weights.
+// The order of a panel in memory.
 enum class Source {
-  kStored,   // orders stored weights
-  kFirst,    // orders stored weights and stores the result for other tiles
-  kOrdered,  // reads ordered weights
+  kStored,   // that of AMX tiles
+  kOrdered,  // pairs of Weights, even ones first
 };
+
+// Reads the weights of the group-th four inputs of a block.
+template <Source kSource>
+QUIRE_OP Weights ReadWeights(const std::uint16_t* block, int group) {
+  const std::uint16_t* const from = block + group * 64;
+  if constexpr (kSource == Source::kStored) return OrderWeights(from);
+  return {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 32)};
+}
 
 // The sums of one block, for kTileRows rows and kPanels panels.
 template <int kTileRows, int kPanels>
@@ -96,31 +95,20 @@ struct Sums {
   __m512 even[kTileRows][kPanels], odd[kTileRows][kPanels];
 };
 
-// Adds the products of the four inputs of group `group` in block `block`.
+// Panels w_stride apart.
+struct Panels {
+  const std::uint16_t* w;
+  std::int64_t w_stride;
+};
+
+// Adds the products of four inputs, the group-th of a block.
 template <int kTileRows, int kPanels, Source kSource>
-QUIRE_OP void MultiplyGroup(const std::uint16_t* x, const Panels& panels, std::int64_t block,
-                            int group, NextWeights next, Sums<kTileRows, kPanels>* sums) {
-  for (std::int64_t line = group; line < next.lines; line += 8) {
-    for (int c = 0; c < kPanels; ++c) {
-      _mm_prefetch(next.from + c * panels.w_stride + (block * next.lines + line) * 32, _MM_HINT_T1);
-    }
-  }
-  std::uint16_t* const ordered =
-      kSource == Source::kStored ? nullptr : panels.ordered + (block * 8 + group) * kPanels * 64;
+QUIRE_OP void MultiplyGroup(const std::uint16_t* x, const std::uint16_t* const (&w)[kPanels],
+                            int group, Sums<kTileRows, kPanels>* sums) {
   Weights weights[kPanels];
-  for (int c = 0; c < kPanels; ++c) {
-    if constexpr (kSource == Source::kOrdered) {
-      weights[c] = {_mm512_load_si512(ordered + c * 64), _mm512_load_si512(ordered + c * 64 + 32)};
-    } else {
-      weights[c] = OrderWeights(panels.stored + c * panels.w_stride + block * kTile + group * 64);
-    }
-    if constexpr (kSource == Source::kFirst) {
-      _mm512_store_si512(ordered + c * 64, weights[c].even);
-      _mm512_store_si512(ordered + c * 64 + 32, weights[c].odd);
-    }
-  }
+  for (int c = 0; c < kPanels; ++c) weights[c] = ReadWeights<kSource>(w[c], group);
   for (int r = 0; r < kTileRows; ++r) {
-    const std::uint16_t* const inputs = x + block * kTile + r * 32 + group * 4;
+    const std::uint16_t* const inputs = x + r * 32 + group * 4;
     const __m512i even_inputs = BroadcastPair(inputs);
     const __m512i odd_inputs = BroadcastPair(inputs + 2);
     for (int c = 0; c < kPanels; ++c) {
@@ -130,26 +118,42 @@ QUIRE_OP void MultiplyGroup(const std::uint16_t* x, const Panels& panels, std::i
   }
 }
 
-// Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and the
-// totals of consecutive panels are total_stride apart.
-template <int kTileRows, int kPanels, Source kSource>
+// Prefetches kCount cache lines of each panel.
+template <int kCount, int kPanels>
+QUIRE_OP void Prefetch(const std::uint16_t* const (&next)[kPanels], int first) {
+  for (int line = first; line < first + kCount; ++line) {
+    for (int c = 0; c < kPanels; ++c) _mm_prefetch(next[c] + line * 32, _MM_HINT_T0);
+  }
+}
+
+// Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and totals
+// of panels are total_stride apart. In each block, kNextLines cache lines of each next panel are
+// prefetched. The number is a constant because branches slow the inner loop down.
+template <int kTileRows, int kPanels, Source kSource, int kNextLines>
 QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::int64_t num_blocks,
-                           float* totals, std::int64_t total_stride, NextWeights next) {
+                           float* totals, std::int64_t total_stride, const Panels& next) {
+  const std::uint16_t* w[kPanels];
+  const std::uint16_t* next_w[kPanels];
+  for (int c = 0; c < kPanels; ++c) {
+    w[c] = panels.w + c * panels.w_stride;
+    next_w[c] = next.w + c * next.w_stride;
+  }
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     Sums<kTileRows, kPanels> sums;
     for (int r = 0; r < kTileRows; ++r) {
       for (int c = 0; c < kPanels; ++c) sums.even[r][c] = sums.odd[r][c] = _mm512_setzero_ps();
     }
-    if constexpr (kSource == Source::kStored) {
+    if constexpr (kNextLines == kLines) {
       for (int group = 0; group < 8; ++group) {
-        MultiplyGroup<kTileRows, kPanels, kSource>(x, panels, block, group, next, &sums);
+        Prefetch<kLines / 8, kPanels>(next_w, kLines / 8 * group);
+        MultiplyGroup<kTileRows, kPanels, kSource>(x, w, group, &sums);
       }
     } else {
-      // Unrolled, because this is 2 to 7 % faster. kStored is not unrolled: with few rows memory is
-      // the limit, and unrolling is slower.
+      // 2 to 7 % faster than a loop. Few rows are slower, because memory limits them.
 #pragma GCC unroll 8
       for (int group = 0; group < 8; ++group) {
-        MultiplyGroup<kTileRows, kPanels, kSource>(x, panels, block, group, next, &sums);
+        if (group < kNextLines) Prefetch<1, kPanels>(next_w, group);
+        MultiplyGroup<kTileRows, kPanels, kSource>(x, w, group, &sums);
       }
     }
     for (int r = 0; r < kTileRows; ++r) {
@@ -159,53 +163,44 @@ QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::in
         _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), sum));
       }
     }
+    x += kTile;
+    for (int c = 0; c < kPanels; ++c) {
+      w[c] += kTile;
+      next_w[c] += kNextLines * 32;
+    }
   }
 }
 
 // Multiplies up to kTileRows rows, one panel at a time. Not inlined, so that the compiler assigns
 // registers to each tile alone.
-template <int kTileRows>
+template <int kTileRows, Source kSource>
 __attribute__((noinline)) void MultiplyFewRows(const Bf16Product& p, const std::uint16_t* x,
                                                std::int64_t tile, std::int64_t block,
                                                std::int64_t num_blocks) {
-  Panels panels = {p.w + block * kTile, p.w_stride, nullptr};
+  Panels panels = {p.w + block * kTile, p.w_stride};
   float* totals = p.totals + tile * kTotals;
   for (std::int64_t panel = 0; panel < p.num_panels; ++panel) {
-    MultiplyTile<kTileRows, 1, Source::kStored>(x, panels, num_blocks, totals, 0,
-                                                {panels.stored + p.w_stride, kLines});
-    panels.stored += p.w_stride;
+    MultiplyTile<kTileRows, 1, kSource, kLines>(x, panels, num_blocks, totals, 0,
+                                                {panels.w + p.w_stride, 0});
+    panels.w += p.w_stride;
     totals += p.num_row_tiles * kTotals;
   }
 }
 
-template <int kTileRows, int kPanels, Source kSource>
+template <int kTileRows, int kPanels, int kNextLines>
 __attribute__((noinline)) void MultiplyRows(const std::uint16_t* x, const Panels& panels,
                                             std::int64_t num_blocks, float* totals,
-                                            std::int64_t total_stride, NextWeights next) {
-  MultiplyTile<kTileRows, kPanels, kSource>(x, panels, num_blocks, totals, total_stride, next);
+                                            std::int64_t total_stride, const Panels& next) {
+  MultiplyTile<kTileRows, kPanels, Source::kOrdered, kNextLines>(x, panels, num_blocks, totals,
+                                                                 total_stride, next);
 }
+using MultiplyRowsFn = decltype(&MultiplyRows<1, 1, 0>);
 
-// Multiplies the rows of the first tile, which are 5 or 6 because there are more than 8 rows in
-// all.
-template <int kPanels>
-QUIRE_OP void MultiplyFirstRows(std::int64_t num_rows, const std::uint16_t* x, const Panels& panels,
-                                std::int64_t num_blocks, float* totals, std::int64_t total_stride,
-                                NextWeights next) {
-  (num_rows == 6 ? MultiplyRows<6, kPanels, Source::kFirst>
-                 : MultiplyRows<5, kPanels, Source::kFirst>)(x, panels, num_blocks, totals,
-                                                             total_stride, next);
-}
-
-template <int kPanels>
-QUIRE_OP void MultiplyOtherRows(std::int64_t num_rows, const std::uint16_t* x, const Panels& panels,
-                                std::int64_t num_blocks, float* totals, std::int64_t total_stride,
-                                NextWeights next) {
-  constexpr decltype(&MultiplyRows<1, kPanels, Source::kOrdered>) kMultiply[kMaxRows] = {
-      MultiplyRows<1, kPanels, Source::kOrdered>, MultiplyRows<2, kPanels, Source::kOrdered>,
-      MultiplyRows<3, kPanels, Source::kOrdered>, MultiplyRows<4, kPanels, Source::kOrdered>,
-      MultiplyRows<5, kPanels, Source::kOrdered>, MultiplyRows<6, kPanels, Source::kOrdered>};
-  kMultiply[num_rows - 1](x, panels, num_blocks, totals, total_stride, next);
-}
+template <int kPanels, int kNextLines>
+constexpr MultiplyRowsFn kMultiplyRows[kMaxRows] = {
+    MultiplyRows<1, kPanels, kNextLines>, MultiplyRows<2, kPanels, kNextLines>,
+    MultiplyRows<3, kPanels, kNextLines>, MultiplyRows<4, kPanels, kNextLines>,
+    MultiplyRows<5, kPanels, kNextLines>, MultiplyRows<6, kPanels, kNextLines>};
 
 // Ordered rows of one part of the inputs.
 struct OrderedRows {
@@ -214,71 +209,102 @@ struct OrderedRows {
   std::int64_t num_rows;
 };
 
-// Computes kPanels panels for all rows. `next` are the weights that are read next, null if none.
-template <int kPanels>
+// Returns the number of tiles that `num_rows` rows of a row tile are divided into.
+constexpr int TilesOf(int num_rows) {
+  return (num_rows + kMaxRows - 1) / kMaxRows;
+}
+
+// Computes kPanels panels for all rows. The first tiles prefetch the panels `next`, kNextLines
+// cache lines in each block. next.w is null if there are none.
+template <int kPanels, int kNextLines>
 QUIRE_OP void MultiplyPanels(const OrderedRows& rows, const Panels& panels, std::int64_t num_blocks,
-                             float* totals, std::int64_t total_stride, const std::uint16_t* next) {
-  // The rows of a row tile are divided evenly.
-  const auto tiles_of = [](std::int64_t num_rows) { return (num_rows + kMaxRows - 1) / kMaxRows; };
-  const std::int64_t tiles =
-      rows.num_rows / kRows * tiles_of(kRows) + tiles_of(rows.num_rows % kRows);
-  NextWeights share = {next, (kLines + tiles - 1) / tiles};
-  std::int64_t lines_left = next == nullptr ? 0 : kLines;
+                             float* totals, std::int64_t total_stride, Panels next) {
+  std::int64_t lines_left = next.w == nullptr ? 0 : kLines;
   const std::uint16_t* x = rows.x;
   for (std::int64_t first = 0; first < rows.num_rows; first += kRows) {
-    const std::int64_t left = rows.num_rows - first < kRows ? rows.num_rows - first : kRows;
-    for (std::int64_t row = 0, split = tiles_of(left); split > 0; --split) {
-      const std::int64_t count = (left - row + split - 1) / split;
-      if (share.lines > lines_left) share.lines = lines_left;
-      const std::uint16_t* const from = x + row * 32;
-      float* const to = totals + (first + row) * 16;
-      if (first + row == 0) {
-        MultiplyFirstRows<kPanels>(count, from, panels, num_blocks, to, total_stride, share);
-      } else {
-        MultiplyOtherRows<kPanels>(count, from, panels, num_blocks, to, total_stride, share);
-      }
-      share.from += share.lines * num_blocks * 32;
-      lines_left -= share.lines;
+    const std::int64_t rows_left = rows.num_rows - first;
+    const int left = rows_left < kRows ? static_cast<int>(rows_left) : static_cast<int>(kRows);
+    for (int row = 0, split = TilesOf(left); split > 0; --split) {
+      // 16 rows are 6, 6 and 4, which is 1 to 4 % faster than 6, 5 and 5. Other numbers are divided
+      // evenly.
+      const int count = left == kRows && split > 1 ? kMaxRows : (left - row + split - 1) / split;
+      const auto& multiply =
+          lines_left > 0 ? kMultiplyRows<kPanels, kNextLines> : kMultiplyRows<kPanels, 0>;
+      multiply[count - 1](x + row * 32, panels, num_blocks, totals + (first + row) * 16,
+                          total_stride, next);
+      next.w += lines_left > 0 ? kNextLines * num_blocks * 32 : 0;
+      lines_left -= kNextLines;
       row += count;
     }
     x += rows.x_stride;
   }
 }
 
+// Orders `num_blocks` blocks of kPanels panels.
+template <int kPanels>
+QUIRE_OP void OrderPanels(const Panels& from, std::int64_t num_blocks, std::uint16_t* to) {
+  for (int c = 0; c < kPanels; ++c) {
+    for (std::int64_t at = 0; at < num_blocks * kTile; at += 64) {
+      const Weights weights = OrderWeights(from.w + c * from.w_stride + at);
+      _mm512_store_si512(to + c * kManyRowsBlocks * kTile + at, weights.even);
+      _mm512_store_si512(to + c * kManyRowsBlocks * kTile + at + 32, weights.odd);
+    }
+  }
+}
+
 // Multiplies the rows of row tiles from `tile` on.
+template <int kNextLines>
 __attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const OrderedRows& rows,
                                                 std::int64_t tile, std::int64_t block,
                                                 std::int64_t num_blocks) {
   alignas(64) std::uint16_t ordered[2 * kManyRowsBlocks * kTile];
   const std::int64_t total_stride = p.num_row_tiles * kTotals;
-  Panels panels = {p.w + block * kTile, p.w_stride, ordered};
+  Panels panels = {p.w + block * kTile, p.w_stride};
   float* totals = p.totals + tile * kTotals;
-  // The last panels are followed by the next part of the first panels, or by the next product.
+  // The last panels are followed by the next part of the first ones, or by the next product.
   const std::uint16_t* const next_part =
       block + num_blocks < p.num_blocks ? p.w + (block + num_blocks) * kTile : p.next_w;
   std::int64_t panel = 0;
   for (; panel + 2 <= p.num_panels; panel += 2) {
     const bool is_last = panel + 4 > p.num_panels;
-    MultiplyPanels<2>(rows, panels, num_blocks, totals, total_stride,
-                      is_last ? next_part : panels.stored + 2 * p.w_stride);
-    panels.stored += 2 * p.w_stride;
+    Panels source = panels;
+    if (!p.w_is_ordered) {
+      OrderPanels<2>(panels, num_blocks, ordered);
+      source = {ordered, kManyRowsBlocks * kTile};
+    }
+    MultiplyPanels<2, kNextLines>(rows, source, num_blocks, totals, total_stride,
+                                  {is_last ? next_part : panels.w + 2 * p.w_stride, p.w_stride});
+    panels.w += 2 * p.w_stride;
     totals += 2 * total_stride;
   }
   if (panel == p.num_panels) return;
-  MultiplyPanels<1>(rows, panels, num_blocks, totals, total_stride, nullptr);
+  if (!p.w_is_ordered) {
+    OrderPanels<1>(panels, num_blocks, ordered);
+    panels = {ordered, kManyRowsBlocks * kTile};
+  }
+  MultiplyPanels<1, 0>(rows, panels, num_blocks, totals, total_stride, {nullptr, 0});
+}
+
+// Multiplies up to 8 rows.
+template <Source kSource>
+QUIRE_OP void MultiplyOneTile(const Bf16Product& p, const OrderedRows& rows, std::int64_t tile,
+                              std::int64_t block, std::int64_t num_blocks) {
+  (rows.num_rows > 4   ? MultiplyFewRows<8, kSource>
+   : rows.num_rows > 1 ? MultiplyFewRows<4, kSource>
+                       : MultiplyFewRows<1, kSource>)(p, rows.x, tile, block, num_blocks);
 }
 
 // Multiplies ordered rows of row tiles from `tile` on.
 QUIRE_OP void MultiplyPart(const Bf16Product& p, const OrderedRows& rows, std::int64_t tile,
                            std::int64_t block, std::int64_t num_blocks) {
-  if (rows.num_rows > 8) {
-    MultiplyManyRows(p, rows, tile, block, num_blocks);
-  } else if (rows.num_rows > 4) {
-    MultiplyFewRows<8>(p, rows.x, tile, block, num_blocks);
-  } else if (rows.num_rows > 1) {
-    MultiplyFewRows<4>(p, rows.x, tile, block, num_blocks);
+  if (rows.num_rows > kFewLinesRows) {
+    MultiplyManyRows<kFewLines>(p, rows, tile, block, num_blocks);
+  } else if (rows.num_rows > 8) {
+    MultiplyManyRows<kManyLines>(p, rows, tile, block, num_blocks);
+  } else if (p.w_is_ordered) {
+    MultiplyOneTile<Source::kOrdered>(p, rows, tile, block, num_blocks);
   } else {
-    MultiplyFewRows<1>(p, rows.x, tile, block, num_blocks);
+    MultiplyOneTile<Source::kStored>(p, rows, tile, block, num_blocks);
   }
 }
 

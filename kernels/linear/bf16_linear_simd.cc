@@ -251,6 +251,17 @@ void DequantizeInts(const PackedLinear& weight, std::size_t panel, std::size_t k
   }
 }
 
+// Copies `size` units of ordered pairs, and stores them as inputs 0 and 1, then 2 and 3.
+void CopyOrderedPairs(const std::uint32_t* from, std::size_t size, std::uint32_t* to) {
+  for (std::size_t i = 0; i < size; i += 2 * kPanel) {
+    for (std::size_t r = i; r < i + kPanel; ++r) {
+      const std::uint32_t even = from[r], odd = from[kPanel + r];
+      to[r] = even >> 16 | (odd & 0xffff0000u);
+      to[kPanel + r] = (even & 0xffffu) | odd << 16;
+    }
+  }
+}
+
 // Writes the weights of inputs [k0, k1) of a panel as tiles, [ceil((k1 - k0) / 32)][16][16] pairs.
 // Inputs beyond k1 are zeros.
 void DequantizePanel(const PackedLinear& weight, std::size_t panel, std::size_t k0, std::size_t k1,
@@ -269,7 +280,9 @@ void DequantizePanel(const PackedLinear& weight, std::size_t panel, std::size_t 
   }
   const std::size_t size = (k1 - k0 + 1) / 2 * kPanel;
   if (weight.format() == WeightFormat::kPlain && weight.dtype() == DType::kBF16) {
-    std::copy_n(PanelOf<std::uint32_t>(weight, panel) + k0 / 2 * kPanel, size, to);
+    const auto* const from = PanelOf<std::uint32_t>(weight, panel) + k0 / 2 * kPanel;
+    weight.has_ordered_pairs() ? CopyOrderedPairs(from, size, to)
+                               : void(std::copy_n(from, size, to));
   }
   if ((k1 - k0) % 2 != 0) {
     for (std::size_t i = size - kPanel; i < size; ++i) to[i] &= 0xffffu;
@@ -432,7 +445,9 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
         .num_rows = static_cast<std::int64_t>(num_rows),
         .is_first = k0 == 0,
         .x_is_ordered = internal::NeedsOrderedRows(multiply)};
-    if (is_bf16 && (k1 - k0) % kBlock == 0) {
+    // Other instructions than vdpbf16ps need a copy without ordered pairs.
+    product.w_is_ordered = weight.has_ordered_pairs() && product.x_is_ordered;
+    if (is_bf16 && (k1 - k0) % kBlock == 0 && product.w_is_ordered == weight.has_ordered_pairs()) {
       product.w = PanelOf<std::uint16_t>(weight, begin) + k0 * kPanel;
       product.w_stride = weight.panel_bytes() / 2;
       // The next panels directly follow in memory.

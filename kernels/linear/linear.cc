@@ -61,8 +61,24 @@ void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
   }
 }
 
-void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
+// Changes a panel of bf16 from inputs 0 and 1, then 2 and 3, to ordered pairs.
+void OrderPairs(std::size_t k, std::byte* panel) {
+  constexpr std::size_t kPanel = PackedLinear::kPanel;
+  auto* units = reinterpret_cast<std::uint32_t*>(panel);
+  for (std::size_t i = 0; i < k; i += 4, units += 2 * kPanel) {
+    for (std::size_t r = 0; r < kPanel; ++r) {
+      const std::uint32_t first = units[r], second = units[kPanel + r];
+      units[r] = first << 16 | (second & 0xffffu);
+      units[kPanel + r] = (first & 0xffff0000u) | second >> 16;
+    }
+  }
+}
+
+void PackPanel(const PackedLinear& packed, const PanelRows& rows, std::byte* dst) {
+  const std::size_t row_bytes =
+      std::size_t{packed.k()} * static_cast<std::size_t>(DTypeSize(packed.dtype()));
   TransposeUnits(rows, row_bytes / 4, dst);
+  if (packed.has_ordered_pairs()) OrderPairs(packed.k(), dst);
   if (row_bytes % 4 == 0) return;
   // If K is odd and the type has 16 bits, the last unit has one value.
   for (std::size_t r = 0; r < PackedLinear::kPanel; ++r) {
@@ -71,7 +87,15 @@ void PackPanel(const PanelRows& rows, std::size_t row_bytes, std::byte* dst) {
   }
 }
 
-absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_t k) {
+// True if the backend multiplies bf16 weights with an instruction that reads ordered pairs.
+bool OrdersPairs(const Backend& backend, DType dtype, std::uint32_t k) {
+  return dtype == DType::kBF16 && k % internal::kBlock == 0 &&
+         backend.activations() == CpuActivations::kBF16 &&
+         internal::NeedsOrderedRows(internal::ChosenBf16Multiply());
+}
+
+absl::StatusOr<PackedLinear> Allocate(const Backend& backend, DType dtype, std::uint32_t n,
+                                      std::uint32_t k) {
   QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
   QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
   const std::int64_t panels = (std::int64_t{n} + PackedLinear::kPanel - 1) / PackedLinear::kPanel;
@@ -79,7 +103,9 @@ absl::StatusOr<PackedLinear> Allocate(DType dtype, std::uint32_t n, std::uint32_
       DeviceBuffer data,
       DeviceBuffer::Allocate(MemoryKind::kHost,
                              panels * PackedLinear::PanelBytes(WeightFormat::kPlain, dtype, k)));
-  return PackedLinear(n, k, PlainWeights{.dtype = dtype}, std::move(data));
+  return PackedLinear(
+      n, k, PlainWeights{.dtype = dtype, .has_ordered_pairs = OrdersPairs(backend, dtype, k)},
+      std::move(data));
 }
 
 }  // namespace
@@ -96,7 +122,8 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
       return internal::PackLinearCuda(backend, sources, dtype, k, cuda);
     }
   }
-  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, static_cast<std::uint32_t>(n), k));
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed,
+                         Allocate(backend, dtype, static_cast<std::uint32_t>(n), k));
 
   const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t row_bytes = k * element;
@@ -118,7 +145,7 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
           for (std::uint32_t r = 0; r < PackedLinear::kPanel; ++r) {
             rows[r] = row_of(static_cast<std::uint32_t>(panel) * PackedLinear::kPanel + r);
           }
-          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
+          PackPanel(packed, rows, base + panel * packed.panel_bytes());
         }
       });
   return packed;
@@ -128,7 +155,7 @@ absl::StatusOr<PackedLinear> PackPlainRows(
     const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
     absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(dtype, n, k));
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(backend, dtype, n, k));
   const std::size_t row_bytes = std::size_t{k} * static_cast<std::size_t>(DTypeSize(dtype));
   const auto stride = static_cast<std::int64_t>((row_bytes + 63) / 64 * 64);
   // Each thread needs memory for the rows of one panel.
@@ -149,7 +176,7 @@ absl::StatusOr<PackedLinear> PackPlainRows(
                             source(static_cast<std::uint32_t>(row), own + r * stride);
                             rows[r] = own + r * stride;
                           }
-                          PackPanel(rows, row_bytes, base + panel * packed.panel_bytes());
+                          PackPanel(packed, rows, base + panel * packed.panel_bytes());
                         }
                       });
   return packed;
@@ -161,8 +188,9 @@ std::int64_t CudaPlainPaddedBytes(DType dtype, std::uint32_t n, std::uint32_t k,
                                    DTypeSize(internal::CudaPlainType(dtype, activations)));
 }
 
-absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k) {
-  return Allocate(dtype, n, k);
+absl::StatusOr<PackedLinear> AllocatePackedLinear(const Backend& backend, DType dtype,
+                                                  std::uint32_t n, std::uint32_t k) {
+  return Allocate(backend, dtype, n, k);
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
@@ -247,6 +275,11 @@ absl::Status Linear(const Backend& backend, const LinearParams& params) {
   if (activations == CpuActivations::kBF16) {
     internal::LinearBf16(backend, params, internal::ChosenBf16Multiply());
     return absl::OkStatus();
+  }
+  if (params.weight->has_ordered_pairs()) {
+    return absl::InvalidArgumentError(absl::StrCat("linear [", n, ", ", k,
+                                                   "] was packed for bf16 activations, not for ",
+                                                   CpuActivationsName(activations)));
   }
   const WeightFormat format = params.weight->format();
   if (format == WeightFormat::kInt8 || format == WeightFormat::kInt4) {

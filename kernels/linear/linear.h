@@ -54,9 +54,12 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
 absl::StatusOr<PackedLinear> PackPlainRows(
     const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
     absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source);
-// Allocates a matrix of zeros in the CPU's layout. The caller fills it with the bytes of a matrix
-// [n, k] that PackLinearWeights packed earlier. Errors are those of PackLinearWeights.
-absl::StatusOr<PackedLinear> AllocatePackedLinear(DType dtype, std::uint32_t n, std::uint32_t k);
+// Allocates a matrix of zeros in the layout of PackLinearWeights. The caller fills it with the
+// bytes of a matrix [n, k] that PackLinearWeights packed earlier. Errors are those of
+// PackLinearWeights.
+// REQUIRES: the backend is the CPU.
+absl::StatusOr<PackedLinear> AllocatePackedLinear(const Backend& backend, DType dtype,
+                                                  std::uint32_t n, std::uint32_t k);
 // Packs one matrix for f32 activations.
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,
                                               std::uint32_t n, std::uint32_t k);

@@ -55,6 +55,11 @@ bool PackedLinear::has_zero_points() const {
   return IfIntegers(encoding_, false, [](const auto& ints) { return ints.has_zero_points; });
 }
 
+bool PackedLinear::has_ordered_pairs() const {
+  const auto* const plain = std::get_if<PlainWeights>(&encoding_);
+  return plain != nullptr && plain->has_ordered_pairs;
+}
+
 bool PackedLinear::quantizes_activations() const {
   const auto* const fp8 = std::get_if<Fp8Weights>(&encoding_);
   return fp8 != nullptr && fp8->product != Fp8Product::kWeightOnly;
@@ -138,8 +143,10 @@ float PackedLinear::PlainAt(std::uint32_t n, std::uint32_t k) const {
   if (dtype() == DType::kF32) {
     return reinterpret_cast<const float*>(panel)[std::size_t{k} * kPanel + r];
   }
+  const std::size_t unit = has_ordered_pairs() ? k / 4 * 2 + k % 2 : k / 2;
+  const std::size_t half = has_ordered_pairs() ? 1 - k % 4 / 2 : k % 2;
   const std::uint16_t bits =
-      reinterpret_cast<const std::uint16_t*>(panel)[(std::size_t{k} / 2 * kPanel + r) * 2 + k % 2];
+      reinterpret_cast<const std::uint16_t*>(panel)[(unit * kPanel + r) * 2 + half];
   return dtype() == DType::kBF16 ? BF16{bits}.ToFloat() : F16{bits}.ToFloat();
 }
 

@@ -34,6 +34,7 @@ struct PlainWeights {
   // cuBLASLt algorithms for this shape; null unless determinism is kFast.
   const cuda::LtPlans* library_plans = nullptr;
   WeightMap map = nullptr;
+  bool has_ordered_pairs = false;  // the second layout of bf16 below; CPU only
 };
 
 // A weight is scale * q, or scale * (q - zero point).
@@ -79,8 +80,11 @@ using WeightEncoding =
 // A weight matrix [N, K] in the layout of the backend that it was packed for.
 //
 // CPU: panels of 16 output features, so that a thread streams whole panels and vector lanes run
-// along N. The bytes are the same for every instruction set. A panel has this layout:
+// along N. Except for ordered pairs, the bytes are the same for every instruction set. A panel has
+// this layout:
 //   16-bit types:  [ceil(K/2)][16][2]   16 features; inputs 2j and 2j + 1 are adjacent
+//   bf16 with ordered pairs:  [K/4][2][16][2]  inputs 4j + 2 and 4j, then inputs 4j + 3 and 4j + 1;
+//                                       if vdpbf16ps multiplies and K % 32 == 0 (bf16_linear.h)
 //   f32:           [ceil(K/2)*2][16]
 //   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
 //   kInt4:         [K/8][16][4]         bytes; byte i has input 8j + i in the low 4 bits and input
@@ -127,6 +131,7 @@ class PackedLinear {
   // True if there is a zero point or a minimum per group.
   bool has_min() const;
   bool has_zero_points() const;
+  bool has_ordered_pairs() const;
   bool quantizes_activations() const;
   // Returns true only for fp8 weights with kTensorCores.
   bool has_row_major_fp8() const;

@@ -410,11 +410,12 @@ class Packer {
   Progress* const progress_;
 };
 
-absl::Status AllocateMatrices(const LinearSlot& slot, LinearWeights* weights) {
+absl::Status AllocateMatrices(const LinearSlot& slot, const kernels::Backend& backend,
+                              LinearWeights* weights) {
   for (const MatrixSlot& matrix : slot.matrices) {
     absl::StatusOr<kernels::PackedLinear> packed =
         matrix.form.is_plain()
-            ? kernels::AllocatePackedLinear(matrix.form.dtype, matrix.n, matrix.k)
+            ? kernels::AllocatePackedLinear(backend, matrix.form.dtype, matrix.n, matrix.k)
         : matrix.form.is_fp8()
             ? kernels::AllocateFp8Linear(matrix.form.Fp8ShapeOf(matrix.n, matrix.k))
             : kernels::AllocateQuantizedLinear(matrix.form.ShapeOf(matrix.n, matrix.k),
@@ -529,7 +530,8 @@ absl::StatusOr<Weights> Weights::Load(const WeightSlots& slots, const kernels::B
   return weights;
 }
 
-absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization quantization) {
+absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization quantization,
+                                          const kernels::Backend& backend) {
   Weights weights;
   weights.embedding_dtype_ = EmbeddingDType(*slots.embedding, quantization);
   QUIRE_ASSIGN_OR_RETURN(
@@ -543,14 +545,14 @@ absl::StatusOr<Weights> Weights::Allocate(const WeightSlots& slots, Quantization
         DeviceBuffer::Allocate(MemoryKind::kHost, slots.input_embedding->num_elements() *
                                                       DTypeSize(weights.input_embedding_dtype_)));
   }
-  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.input_context, &weights.input_context_));
+  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.input_context, backend, &weights.input_context_));
   weights.layers_.resize(slots.layers.size());
   for (std::size_t i = 0; i < slots.layers.size(); ++i) {
     for (const auto& [slot, linear] : MakePairs(slots.layers[i], &weights.layers_[i])) {
-      QUIRE_RETURN_IF_ERROR(AllocateMatrices(*slot, linear));
+      QUIRE_RETURN_IF_ERROR(AllocateMatrices(*slot, backend, linear));
     }
   }
-  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.head, &weights.head_));
+  QUIRE_RETURN_IF_ERROR(AllocateMatrices(slots.head, backend, &weights.head_));
   QUIRE_ASSIGN_OR_RETURN(
       weights.vectors_,
       DeviceBuffer::Allocate(MemoryKind::kHost,
@@ -574,7 +576,8 @@ std::vector<Weights::Section> Weights::Sections() const {
                             .has_zero_points = matrix.has_zero_points(),
                             .has_act_order = matrix.act_order() != nullptr};
       const std::string what =
-          absl::StrCat(name, " ", FormName(form), " [", matrix.n(), ", ", matrix.k(), "]");
+          absl::StrCat(name, " ", FormName(form), matrix.has_ordered_pairs() ? " ordered" : "",
+                       " [", matrix.n(), ", ", matrix.k(), "]");
       sections.push_back({what, matrix.element_memory()});
       if (!matrix.scale_memory().empty()) {
         sections.push_back({absl::StrCat(what, " scales"), matrix.scale_memory()});

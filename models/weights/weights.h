@@ -214,7 +214,8 @@ class Weights {
 
   // Allocates the memory that Load would fill, all zero, for weights that an earlier process
   // packed. CPU only.
-  static absl::StatusOr<Weights> Allocate(const WeightSlots& slots, Quantization quantization);
+  static absl::StatusOr<Weights> Allocate(const WeightSlots& slots, Quantization quantization,
+                                          const kernels::Backend& backend);
 
   // A piece of memory and its contents: "layers.3.down int4_g32 [2048, 8192]".
   struct Section {

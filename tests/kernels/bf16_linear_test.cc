@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 
 #if defined(__x86_64__)
@@ -107,7 +108,8 @@ struct Case {
 void AddPlain(const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
               std::vector<Case>* cases) {
   const auto values = Encode(RandomFloats(std::size_t{n} * k, 31, 0.05f), dtype);
-  cases->push_back({absl::StrCat(DTypeName(dtype), "_n", n, "_k", k),
+  const bool is_bf16 = backend.activations() == CpuActivations::kBF16;
+  cases->push_back({absl::StrCat(DTypeName(dtype), "_n", n, "_k", k, is_bf16 ? "_for_bf16" : ""),
                     *PackLinearWeight(backend, values.data(), dtype, n, k)});
 }
 
@@ -139,6 +141,11 @@ const std::vector<Case>& Cases() {
     // Groups of 16 panels.
     AddPlain(*backend, DType::kBF16, 273, 4128, all);
     AddPlain(*backend, DType::kF32, 273, 4101, all);
+    // With vdpbf16ps these have ordered pairs.
+    const TestBackend bf16(1, CpuActivations::kBF16);
+    for (const auto& [n, k] : {std::pair{37u, 96u}, {80u, 1088u}, {16u, 32u}, {273u, 4128u}}) {
+      AddPlain(*bf16, DType::kBF16, n, k, all);
+    }
     for (const std::uint32_t n : {273u, 33u}) {
       all->push_back({absl::StrCat("int8_wide_n", n),
                       MakeMatrix(*backend, {WeightFormat::kInt8, n, 4160, 32}, 36).packed});
@@ -374,6 +381,60 @@ TEST(Bf16LinearSpecialTest, WeightsThatAreNotFiniteAffectTheirFeatureOnly) {
         EXPECT_TRUE(n == 3 ? std::isnan(y[n]) : y[n] == expected) << isa << ", feature " << n;
       }
     }
+  }
+}
+
+TEST(Bf16LinearSpecialTest, PairsAreOrderedForBf16ActivationsOnly) {
+  constexpr std::uint32_t kFeatures = 37;
+  for (const std::uint32_t k : {32u, 96u, 100u, 333u}) {
+    const auto values = Encode(RandomFloats(std::size_t{kFeatures} * k, 51), DType::kBF16);
+    const auto* const stored = reinterpret_cast<const BF16*>(values.data());
+    for (const CpuActivations activations :
+         {CpuActivations::kBF16, CpuActivations::kF32, CpuActivations::kInt8}) {
+      const TestBackend backend(1, activations);
+      const bool is_ordered = activations == CpuActivations::kBF16 && k % 32 == 0 &&
+                              internal::NeedsOrderedRows(internal::ChosenBf16Multiply());
+      auto packed = PackLinearWeight(*backend, values.data(), DType::kBF16, kFeatures, k);
+      ASSERT_TRUE(packed.ok());
+      EXPECT_EQ(packed->has_ordered_pairs(), is_ordered) << k;
+      const auto by_row = PackPlainRows(
+          *backend, DType::kBF16, kFeatures, k, [&](std::uint32_t row, std::byte* out) {
+            std::memcpy(out, stored + std::size_t{row} * k, k * sizeof(BF16));
+          });
+      ASSERT_TRUE(by_row.ok());
+      EXPECT_EQ(by_row->has_ordered_pairs(), is_ordered);
+      const auto empty = AllocatePackedLinear(*backend, DType::kBF16, kFeatures, k);
+      ASSERT_TRUE(empty.ok());
+      EXPECT_EQ(empty->has_ordered_pairs(), is_ordered);
+      EXPECT_EQ(empty->size_bytes(), packed->size_bytes());
+      for (std::uint32_t i = 0; i < kFeatures * k; ++i) {
+        ASSERT_EQ(packed->At(i / k, i % k), stored[i].ToFloat()) << i;
+        ASSERT_EQ(by_row->At(i / k, i % k), stored[i].ToFloat()) << i;
+      }
+    }
+  }
+}
+
+TEST(Bf16LinearSpecialTest, OrderedPairsAreRejectedWithOtherActivations) {
+  const TestBackend bf16(1, CpuActivations::kBF16);
+  constexpr std::uint32_t kSize = 32;
+  const std::vector<float> values(kSize * kSize, 1.0f);
+  const auto stored = Encode(values, DType::kBF16);
+  const auto weight = PackLinearWeight(*bf16, stored.data(), DType::kBF16, kSize, kSize);
+  ASSERT_TRUE(weight.ok());
+  if (!weight->has_ordered_pairs()) GTEST_SKIP() << "no vdpbf16ps";
+  for (const CpuActivations activations : {CpuActivations::kF32, CpuActivations::kInt8}) {
+    const TestBackend backend(1, activations);
+    GuardedRows y(1, kSize);
+    const LinearParams params = {.x = values.data(),
+                                 .weight = &*weight,
+                                 .y = y.data(),
+                                 .x_stride = kSize,
+                                 .y_stride = y.stride(),
+                                 .num_rows = 1};
+    EXPECT_EQ(Linear(*backend, params).message(),
+              absl::StrCat("linear [32, 32] was packed for bf16 activations, not for ",
+                           CpuActivationsName(activations)));
   }
 }
 

@@ -168,7 +168,7 @@ struct Loaded {
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     weights = std::make_unique<Weights>(*std::move(loaded));
     EXPECT_EQ(weights->size_bytes(), WeightBytes(*slots, target));
-    auto allocated = Weights::Allocate(*slots, quantization);
+    auto allocated = Weights::Allocate(*slots, quantization, backend.backend);
     EXPECT_EQ(allocated->size_bytes(), weights->size_bytes());
     EXPECT_EQ(allocated->Sections().size(), weights->Sections().size());
   }

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
+#include "kernels/linear/bf16_linear.h"
 #include "runtime/model.h"
 #include "tests/models/test_files.h"
 
@@ -149,6 +151,33 @@ TEST_F(PackedFileTest, FileOfAnotherModelIsRewritten) {
   std::filesystem::copy_file(PathOf(packed_dir(), *other), PathOf(packed_dir(), *model),
                              std::filesystem::copy_options::overwrite_existing);
   ExpectMadeAgain(*model, absl::StrCat("fingerprint ", other->fingerprint));
+}
+
+// Matrices of bf16 may have another layout for bf16 activations (kernels/linear/packed_linear.h).
+TEST_F(PackedFileTest, FileOfAnotherLayoutIsRewritten) {
+  const TestBackend bf16(2, kernels::CpuActivations::kBF16);
+  const auto load = [&](const TestBackend& cpu) {
+    auto model = runtime::LoadModel(TestDataPath("models/llama-bias-bf16"), cpu.backend,
+                                    {.packed_dir = packed_dir()});
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *std::move(model);
+  };
+  const bool layout_differs =
+      kernels::internal::NeedsOrderedRows(kernels::internal::ChosenBf16Multiply());
+  const auto first = load(cpu_);
+  TakeLog();
+  const auto second = load(bf16);
+  EXPECT_EQ(CountOf(TakeLog(), "packed weights cannot be read and are packed again"),
+            layout_differs ? 1u : 0u);
+  const auto is_ordered = [](const Weights::Section& section) {
+    return absl::StrContains(section.label, " ordered ");
+  };
+  const auto sections = second->weights->Sections();
+  EXPECT_EQ(std::any_of(sections.begin(), sections.end(), is_ordered), layout_differs);
+  const auto third = load(bf16);
+  EXPECT_THAT(TakeLog(), HasSubstr("packed weights read"));
+  ExpectSameWeights(*second, *third);
+  ExpectSameWeights(*first, *load(cpu_));
 }
 
 TEST_F(PackedFileTest, DamagedFilesAreRewritten) {
