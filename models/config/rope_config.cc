@@ -159,8 +159,7 @@ absl::Status ReadYarn(const ConfigReader& rope, RopeConfig* result) {
   return ReadAttentionFactor(rope, result);
 }
 
-absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
-                          std::uint32_t rotary_size, RopeConfig* result) {
+absl::Status ReadLongrope(const ConfigReader& rope, std::uint32_t rotary_size, RopeConfig* result) {
   const std::pair<absl::string_view, std::vector<double>*> lists[] = {
       {"short_factor", &result->short_factors}, {"long_factor", &result->long_factors}};
   for (const auto& [key, list] : lists) {
@@ -296,7 +295,7 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
   }
   if (result.kind == RopeKind::kLlama3) QUIRE_RETURN_IF_ERROR(ReadLlama3(*rope, &result));
   if (result.kind == RopeKind::kYarn) QUIRE_RETURN_IF_ERROR(ReadYarn(*rope, &result));
-  if (is_longrope) QUIRE_RETURN_IF_ERROR(ReadLongrope(*rope, context, rotary_size, &result));
+  if (is_longrope) QUIRE_RETURN_IF_ERROR(ReadLongrope(*rope, rotary_size, &result));
   return result;
 }
 
