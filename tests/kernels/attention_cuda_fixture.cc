@@ -96,12 +96,25 @@ std::vector<float> SinksOf(const AttentionShape& shape) {
   return sinks;
 }
 
-// Computes one row and query head with a two-pass softmax.
+// Returns the rows of one KV head of sequence b: [tokens][head_size].
 template <typename View>
-void ExactHead(const AttentionShape& shape, const View& keys, const View& values, std::uint32_t b,
+std::vector<float> RowsOfHead(const View& view, std::uint32_t b, std::uint32_t h,
+                              std::uint32_t tokens) {
+  std::vector<float> rows;
+  rows.reserve(std::size_t{tokens} * view.head_size());
+  for (std::uint32_t t = 0; t < tokens; ++t) {
+    for (std::uint32_t d = 0; d < view.head_size(); ++d) {
+      rows.push_back(view.template load<1, float>(b, h, t, d)[0]);
+    }
+  }
+  return rows;
+}
+
+// Computes one row and query head with a two-pass softmax. `keys` and `values` are those of
+// RowsOfHead.
+void ExactHead(const AttentionShape& shape, const float* keys, const float* values,
                std::uint32_t query_head, std::uint32_t position, const float* q, double* out) {
-  const std::uint32_t columns = keys.head_size();
-  const std::uint32_t h = query_head / (shape.heads / shape.kv_heads);
+  const std::size_t columns = shape.head_size;
   const double scale = shape.loudness / std::sqrt(static_cast<double>(columns));
   const std::uint32_t first = shape.chunk != 0 ? position - position % shape.chunk
                               : shape.window == 0 || position < shape.window
@@ -109,10 +122,9 @@ void ExactHead(const AttentionShape& shape, const View& keys, const View& values
                                   : position - shape.window + 1;
   std::vector<double> p;
   for (std::uint32_t t = first; t <= position; ++t) {
+    const float* const key = keys + t * columns;
     double score = 0;
-    for (std::uint32_t d = 0; d < columns; ++d) {
-      score += double{q[d]} * keys.template load<1, float>(b, h, t, d)[0];
-    }
+    for (std::size_t d = 0; d < columns; ++d) score += double{q[d]} * key[d];
     score *= scale;
     p.push_back(shape.softcap > 0 ? shape.softcap * std::tanh(score / shape.softcap) : score);
   }
@@ -121,9 +133,9 @@ void ExactHead(const AttentionShape& shape, const View& keys, const View& values
   for (double& x : p) sum += x = std::exp(x - max);
   std::fill(out, out + columns, 0.0);
   for (std::uint32_t t = first; t <= position; ++t) {
-    for (std::uint32_t d = 0; d < columns; ++d) {
-      out[d] += p[t - first] / sum * values.template load<1, float>(b, h, t, d)[0];
-    }
+    const float* const value = values + t * columns;
+    const double weight = p[t - first] / sum;
+    for (std::size_t d = 0; d < columns; ++d) out[d] += weight * value[d];
   }
 }
 
@@ -297,12 +309,19 @@ std::vector<double> AttentionRig::Exact(const std::vector<StepRows>& step) const
         const View& values =
             shape_.value_columns == 0 ? std::get<View>(any_values) : std::get<View>(any_keys);
         for (const StepRows& rows : step) {
-          for (std::uint32_t i = 0; i < rows.prompt + rows.generated; ++i) {
+          const std::uint32_t count = rows.prompt + rows.generated;
+          std::vector<std::vector<float>> keys_of(shape_.kv_heads), values_of(shape_.kv_heads);
+          for (std::uint32_t h = 0; h < shape_.kv_heads && count > 0; ++h) {
+            keys_of[h] = RowsOfHead(keys, rows.sequence, h, rows.cached + count);
+            values_of[h] = RowsOfHead(values, rows.sequence, h, rows.cached + count);
+          }
+          for (std::uint32_t i = 0; i < count; ++i) {
             const std::uint32_t position = rows.cached + i;
             const std::size_t at = all.size();
             all.resize(at + row_size());
             for (std::uint32_t h = 0; h < shape_.heads; ++h) {
-              ExactHead(shape_, keys, values, rows.sequence, h, position,
+              const std::uint32_t kv_head = h / (shape_.heads / shape_.kv_heads);
+              ExactHead(shape_, keys_of[kv_head].data(), values_of[kv_head].data(), h, position,
                         queries_[rows.sequence].data() + position * row_size() +
                             std::size_t{h} * shape_.head_size,
                         all.data() + at + std::size_t{h} * shape_.head_size);

@@ -125,13 +125,31 @@ class DeviceRows {
 inline std::vector<double> Exact(std::span<const float> x, std::span<const float> w,
                                  std::span<const float> bias, std::span<const float> residual,
                                  std::uint32_t rows, std::uint32_t n, std::uint32_t k) {
-  std::vector<double> y;
-  for (std::uint32_t i = 0; i < rows; ++i) {
+  std::vector<double> y(std::size_t{rows} * n);
+  // Rows are computed in fours, since each addition waits for the one before in its sum.
+  for (std::uint32_t first = 0; first < rows; first += 4) {
+    const auto row = [&](std::uint32_t i) { return std::min(first + i, rows - 1); };
+    const float* const from[] = {&x[row(0) * k], &x[row(1) * k], &x[row(2) * k], &x[row(3) * k]};
     for (std::uint32_t j = 0; j < n; ++j) {
-      double sum = bias.empty() ? 0 : bias[j];
-      if (!residual.empty()) sum += residual[i * n + j];
-      for (std::uint32_t c = 0; c < k; ++c) sum += double{x[i * k + c]} * w[j * k + c];
-      y.push_back(sum);
+      const double start = bias.empty() ? 0 : bias[j];
+      double a = start, b = start, c = start, d = start;
+      if (!residual.empty()) {
+        a += residual[row(0) * n + j];
+        b += residual[row(1) * n + j];
+        c += residual[row(2) * n + j];
+        d += residual[row(3) * n + j];
+      }
+      for (std::uint32_t i = 0; i < k; ++i) {
+        const double weight = w[j * k + i];
+        a += from[0][i] * weight;
+        b += from[1][i] * weight;
+        c += from[2][i] * weight;
+        d += from[3][i] * weight;
+      }
+      y[row(0) * n + j] = a;
+      y[row(1) * n + j] = b;
+      y[row(2) * n + j] = c;
+      y[row(3) * n + j] = d;
     }
   }
   return y;
