@@ -40,7 +40,7 @@ namespace {
 constexpr absl::Duration kHousekeepingInterval = absl::Milliseconds(100);
 // Time beyond shutdown.force_timeout, for the current step and for freeing memory.
 constexpr absl::Duration kShutdownMargin = absl::Seconds(10);
-// Time limit for the last lines of a log that may hang.
+// Time limit for flushing the log at exit, because the flush may hang.
 constexpr absl::Duration kLogFlushTimeout = absl::Seconds(1);
 
 void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
@@ -61,7 +61,7 @@ void WarnAboutUnprotectedAddresses(const DaemonOptions& options) {
                {"auth", has_auth ? "on" : "none: set auth.mode"}});
   }
   open.clear();
-  // The metrics listener is checked only for tokens, because probes and scrapers often use no TLS.
+  // For the metrics listener only auth.mode matters, because probes and scrapers often use no TLS.
   if (options.auth.mode != AuthMode::kToken) check(options.http.listen, /*has_tls=*/false);
   if (!open.empty()) {
     log::Warn("server", "hosts that can reach this address can read the metrics",
@@ -149,8 +149,8 @@ class Daemon::Impl {
 
 int Daemon::Impl::Run() {
   WarnAboutUnprotectedAddresses(options());
-  absl::Status listening = FollowConfig();
-  if (listening.ok()) listening = SetUpSecurity();
+  absl::Status started = FollowConfig();
+  if (started.ok()) started = SetUpSecurity();
   {
     MutexLock lock(&mutex_);
     has_read_files_ = true;
@@ -161,9 +161,9 @@ int Daemon::Impl::Run() {
     traces_ = std::make_unique<TraceExporter>(tracing, &registry_);
     context_.traces = traces_.get();
   }
-  if (listening.ok()) listening = listeners_.Start(context_, &drain_, &live_, certificates_.get());
-  if (!listening.ok()) {
-    log::Error("server", "cannot listen", {{"error", listening.message()}});
+  if (started.ok()) started = listeners_.Start(context_, &drain_, &live_, certificates_.get());
+  if (!started.ok()) {
+    log::Error("server", "cannot listen", {{"error", started.message()}});
     return kExitConfig;
   }
   listeners_.LogAddresses();
@@ -411,7 +411,7 @@ void Daemon::Impl::Reload() {
   // server is ready.
   const bool is_up = state_.state() == LifeState::kReady && !state_.drain_started();
   if (is_up) notifier_.Reloading();
-  // A successful reload has reopened the log, possibly with a new name.
+  // A successful reload reopens the log itself, possibly with a new name.
   if (!live_.Reload(/*dry_run=*/false).ok()) {
     const absl::Status status = log::Reopen();
     if (!status.ok())

@@ -1,8 +1,8 @@
 #pragma once
 
-// Writes the grammar of free text that ends at the first occurrence of one of several strings, and
-// of the continuation after that string. The rules of the grammar are the states of an Aho-Corasick
-// automaton.
+// Writes the grammar of free text that ends at the first occurrence of one of several strings,
+// followed by the continuation of that string. The rules of the grammar are the states of an
+// Aho-Corasick automaton.
 //
 // Place:      above grammar_text.
 // Invariants: the free text contains none of the strings except at its end, even if they overlap,

@@ -17,8 +17,8 @@ struct SchedulerPolicy {
   // For a step that a stream waits for, the automatic step-time target is this many times the
   // expected time of the step's decode rows alone.
   int target_factor = 3;
-  // Replaces target_factor while the prompts are more than half as many as the decode rows. Prompts
-  // that finish sooner become decode rows, which share the weight reads of a step.
+  // Replaces target_factor while the prompts are more than half as many as the decode rows. The
+  // sooner a prompt ends, the sooner it is a decode row, and all rows share the weight reads.
   int target_factor_with_many_prompts = 4;
   // For a step that no stream waits for, the automatic target is this many times the expected time
   // of one decode row. Such a row takes about as long as reading the weights once. Reading the

@@ -1,8 +1,8 @@
 #pragma once
 
 // ResidualAdd adds a branch to the residual stream if the branch or the sum has a factor. Without
-// factors the addition is part of the branch's last product (kernels/linear/linear.h). RoundRows
-// converts the stream to the activation type of a GPU.
+// factors, the last matrix product of the branch also does the addition (kernels/linear/linear.h).
+// RoundRows converts the stream to the activation type of a GPU.
 
 #include <cstdint>
 

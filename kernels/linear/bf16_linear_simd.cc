@@ -154,7 +154,7 @@ struct IntGroup {
 
 // A panel of integer weights.
 struct IntPanel {
-  const std::uint32_t* codes;  // [units][16]
+  const std::uint32_t* codes;  // [units][16]; 32 bits of a feature each
   const void* scales;          // f32 for a scale per feature, else f16
   std::size_t group;
   bool has_min, has_zero_points;
@@ -194,7 +194,7 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
     const std::size_t g = begin / panel.group;
     end = std::min(k1, (g + 1) * panel.group);
     const IntGroup group = panel.template At<kScale>(g, lane);
-    // Returns the weight of the integer whose lowest bit in `unit` is kFrom.
+    // Converts the integer that begins at bit kFrom of `unit` to a weight.
     const auto value = [&](VU unit, auto from) HWY_ATTR __attribute__((always_inline)) {
       constexpr int kFrom = decltype(from)::value;
       VU u = unit;
@@ -212,7 +212,8 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
       const VU unit = hn::Load(du, codes);
       __builtin_prefetch(codes + kPrefetchUnits * kPanel);
       const std::size_t pair = (k - k0) / 2;
-      // A byte of 4-bit weights has input i in its low half and input 4 + i in its high half.
+      // Byte i of a unit of 4-bit weights has input i in its low half and input 4 + i in its high
+      // half.
       store.PutDequantized(pair, lane, value(unit, Bit<0>()), value(unit, Bit<8>()));
       store.PutDequantized(pair + 1, lane, value(unit, Bit<16>()), value(unit, Bit<24>()));
       if constexpr (kBits == 4) {
@@ -251,7 +252,7 @@ void DequantizeInts(const PackedLinear& weight, std::size_t panel, std::size_t k
   }
 }
 
-// Copies `size` units of ordered pairs, and stores them as inputs 0 and 1, then 2 and 3.
+// Copies `size` units of a panel with ordered pairs (packed_linear.h) in the plain order of pairs.
 void CopyOrderedPairs(const std::uint32_t* from, std::size_t size, std::uint32_t* to) {
   for (std::size_t i = 0; i < size; i += 2 * kPanel) {
     for (std::size_t r = i; r < i + kPanel; ++r) {
@@ -445,7 +446,8 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
         .num_rows = static_cast<std::int64_t>(num_rows),
         .is_first = k0 == 0,
         .x_is_ordered = internal::NeedsOrderedRows(multiply)};
-    // Other instructions than vdpbf16ps need a copy without ordered pairs.
+    // Only vdpbf16ps multiplies ordered pairs. For other instructions they are copied in plain
+    // order.
     product.w_is_ordered = weight.has_ordered_pairs() && product.x_is_ordered;
     if (is_bf16 && (k1 - k0) % kBlock == 0 && product.w_is_ordered == weight.has_ordered_pairs()) {
       product.w = PanelOf<std::uint16_t>(weight, begin) + k0 * kPanel;

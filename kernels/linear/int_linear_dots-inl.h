@@ -1,5 +1,5 @@
-// Sums of products of bytes for the levels with a dot product instruction, for
-// int_linear_tiles-inl.h. Before the include, such a level must define kLanes, I, F and their
+// Dot products of bytes for int_linear_tiles-inl.h, on the instruction set levels that have a dot
+// product instruction. Before the include, such a level must define kLanes, I, F and their
 // operations. It must also define W (a register of weights), LoadBytes for 8-bit weights, LowHalves
 // and HighHalves for 4-bit weights, and AddDot.
 
@@ -28,8 +28,8 @@ QUIRE_OP void AddQuad(const W (&u)[kColumns], const std::int8_t* a, I (&acc)[kCo
 }
 
 // Adds products to acc for rows [row, row + R) of a block of B rows. The inputs are `quads` quads
-// from quad `first` on. Prefetches a line of `next` per quad. `w` points to the tile's features at
-// quad `first`.
+// from quad `first` on. Prefetches a line of `next` per quad. `w` points to the weights of
+// the tile's features at quad `first`.
 template <std::size_t R, std::size_t B, std::size_t Q>
 QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t row,
                    std::size_t first, std::size_t quads, const std::uint8_t* next,
@@ -43,8 +43,8 @@ QUIRE_OP void Dot8(const std::uint8_t* w, const Inputs<B, Q>& in, std::size_t ro
   }
 }
 
-// Adds the products of 32 inputs of 4-bit weights to acc. `q` points to the tile's first row in
-// [8][B][4].
+// Adds the products of 32 inputs and their 4-bit weights to acc. The inputs have the layout
+// [8 quads][B rows][4]. `q` points to the first of the R rows in the first quad.
 template <std::size_t R, std::size_t B>
 QUIRE_OP void Dot4(const std::uint8_t* w, const std::int8_t* q, const std::uint8_t* next,
                    I (&acc)[R][kColumns]) {

@@ -207,8 +207,8 @@ struct DeviceSampler::State {
   const DeviceSampled& Sampled(int slot, std::size_t index) const {
     return reinterpret_cast<const DeviceSampled*>(host(slot) + layout.results)[index];
   }
-  // Fills in the fields that SampledRow and TokenLogprob have in common, from result `index` and
-  // its best ids.
+  // Fills in the fields that SampledRow and TokenLogprob have in common, from the device's result
+  // number `index` and its top tokens.
   template <typename Result>
   void Finish(int slot, std::size_t index, Result& result);
 };
@@ -218,10 +218,10 @@ absl::Status DeviceSampler::State::CheckRows(std::span<const SamplingRow> rows,
   for (const SamplingRow& row : rows) {
     QUIRE_RETURN_IF_ERROR(internal::CheckSamplingRow(row, limits.vocab));
     if (row.text_vocab != text_vocab || row.has_text != text_table()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("sampling row has text_vocab ", row.text_vocab,
-                       " or a different has_text table; the sampler was created with text_vocab ",
-                       text_vocab, " and requires the has_text table that it was created with"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "text_vocab or the has_text table of a sampling row differs from the sampler's: "
+          "text_vocab is ",
+          row.text_vocab, ", the sampler's is ", text_vocab));
     }
     const ListSizes lists = ListsOf(row);
     QUIRE_RETURN_IF_ERROR(
@@ -446,9 +446,9 @@ absl::StatusOr<std::unique_ptr<DeviceSampler>> DeviceSampler::Create(
   if (limits.vocab == 0 || limits.vocab > (1u << 30) ||
       limits.max_logprobs > internal::kMaxDeviceLogprobs) {
     return absl::InvalidArgumentError(
-        absl::StrCat("device sampler has a vocabulary of ", limits.vocab,
-                     ", it must be 1 to 2^30, and max_logprobs ", limits.max_logprobs,
-                     ", the limit is ", internal::kMaxDeviceLogprobs));
+        absl::StrCat("the vocabulary of a device sampler is ", limits.vocab,
+                     " (must be 1 to 2^30) and max_logprobs is ", limits.max_logprobs, " (at most ",
+                     internal::kMaxDeviceLogprobs, ")"));
   }
   if (!has_text.empty() && has_text.size() != limits.vocab) {
     return absl::InvalidArgumentError(absl::StrCat("has_text has ", has_text.size(),

@@ -166,8 +166,8 @@ absl::Status Gate(const StepContext& step, const RecurrentSpec& recurrent,
 }  // namespace
 
 kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
-                               std::int64_t floats) {
-  return {.states = step.states.memory + place.state + floats * std::int64_t{sizeof(float)},
+                               std::int64_t offset_floats) {
+  return {.states = step.states.memory + place.state + offset_floats * std::int64_t{sizeof(float)},
           .slot_stride = step.states.slot_bytes,
           .slots = step.states.inputs,
           .row_offsets = step.buffers->row_offsets,

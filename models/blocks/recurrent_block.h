@@ -10,15 +10,16 @@
 
 namespace quire::models {
 
-// Returns one part of a layer's states for all batch rows of the step. The part begins `floats`
-// floats after the start of the layer's states in a state slot.
+// Returns one part of a layer's states for all batch rows of the step. In each state slot, the part
+// begins at `offset_floats` in the layer's states.
 kernels::StateRows StateRowsOf(const StepContext& step, const LayerPlace& place,
-                               std::int64_t floats);
+                               std::int64_t offset_floats);
 
-// Adds the branch of a recurrent layer, the formula of RecurrentSpec, to the residual stream
-// (branch.h). Reads and writes the states of the step's rows at `place` in their slots. Prompts and
-// generated tokens run the same loop over tokens, so chunking does not change bits. Uses the
-// buffers normed and recurrent. REQUIRES: CheckSupported is OK for the backend's device.
+// Computes the branch of a recurrent layer (RecurrentSpec) and adds it to the residual stream
+// (branch.h). For each row of the step, reads and writes the states at `place` in the row's slot.
+// Prompts and generated tokens run the same loop over tokens, so chunking does not change bits.
+// Uses the buffers `normed` and `recurrent`. REQUIRES: CheckSupported is OK for the backend's
+// device.
 absl::Status RecurrentBlock(const StepContext& step, const LayerSpec& layer,
                             const LayerWeights& weights, const LayerPlace& place);
 

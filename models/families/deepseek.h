@@ -3,20 +3,20 @@
 // DeepSeek-V2, V2-Lite, V3, V3.1, R1 and V3.2, and GLM-4.7-Flash.
 //
 // RMS pre-norms, MLA with interleaved rope on a part of each head, and yarn whose mscale also
-// multiplies the attention scale. MoE layers with shared experts follow first_k_dense_replace dense
-// layers. V2 routes by a softmax over all experts and never renormalizes. V3 routes by sigmoids. A
-// correction bias affects the choice only, and a group is scored by its two best experts. Experts
-// of groups that are not kept are never chosen. GLM-4.7-Flash is V3 with other defaults. V3.2 is V3
-// with a learned selection of keys, whose indexer has half-split rope. Source:
-// modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_deepseek_v32.py and
+// multiplies the attention scale. The first first_k_dense_replace layers are dense, the others are
+// MoE layers with shared experts. V2 routes by a softmax over all experts and never renormalizes.
+// V3 routes by sigmoids. A correction bias affects the choice only, and a group is scored by its
+// two best experts. Experts of groups that are not kept are never chosen. GLM-4.7-Flash is V3 with
+// other defaults. V3.2 is V3 with a learned selection of keys, whose indexer has half-split rope.
+// Source: modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_deepseek_v32.py and
 // modeling_glm4_moe_lite.py of Hugging Face transformers.
 
 #include "models/families/registry.h"
 
 namespace quire::models {
 
-// Keys of all DeepSeek families. Layers for multi-token prediction (num_nextn_predict_layers)
-// follow the last layer and are skipped. V2 never reads norm_topk_prob.
+// The config keys that every DeepSeek family accepts. Layers for multi-token prediction
+// (num_nextn_predict_layers) follow the last layer and are skipped. V2 ignores norm_topk_prob.
 inline constexpr absl::string_view kDeepseekKeys[] = {
     "attention_bias",    "q_lora_rank",
     "kv_lora_rank",      "qk_nope_head_dim",

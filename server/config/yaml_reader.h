@@ -4,10 +4,10 @@
 // the Protobuf descriptors together, so that every error message begins with a location
 // (`file:line:column` for a file).
 //
-// Place:      between the layers of layered_config.h and scalar_value.h.
-// Invariants: an invalid value leaves its field unchanged. A list of messages, however, gets the
-//             valid values of the new list. Reading continues after an error, so that one run
-//             reports all errors.
+// Place:      called by layered_config.h for each layer; uses scalar_value.h.
+// Invariants: an invalid value leaves its field unchanged. A list of Protobuf messages, however,
+//             is replaced by the valid elements of the new list. Reading continues after an error,
+//             so that one run reports all errors.
 // Threads:    any, on different messages.
 
 #include <map>
@@ -42,7 +42,7 @@ void ApplyDefaults(google::protobuf::Message* config, Origins* origins,
                    std::vector<std::string>* errors);
 
 // Applies one YAML document on top of `config`. Returns false if the text is neither empty nor one
-// YAML document with a map at its top. None or only some of its keys were then read.
+// YAML document with a map at its top. If it returns false, some or all keys have not been read.
 bool ReadYaml(absl::string_view text, absl::string_view file_name,
               google::protobuf::Message* config, Origins* origins,
               std::vector<std::string>* errors);

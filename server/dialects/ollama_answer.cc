@@ -23,7 +23,7 @@ std::int64_t Nanoseconds(const google::protobuf::Duration& duration) {
 }
 
 // Returns a v1::ToolCall or v1::ToolCallDelta as JSON on one line. The arguments keep their text,
-// because parsing them would round long numbers. Line breaks in JSON can only be white space.
+// because parsing them would round long numbers. A line break in JSON is always between tokens.
 template <typename Call>
 std::string CallJson(const Call& call, int index) {
   return absl::StrCat("{\"id\":", JsonQuoted(call.id()), ",\"function\":{\"index\":", index,

@@ -4,10 +4,10 @@
 //
 // Place:      inside GrpcAcceptor; ConnectionEvictor keeps the eviction order.
 // Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
-//             fewer than max_per_address from its address. Connections without a network are not
-//             counted. An evicted connection is not counted, although it may still be closing. If
-//             the client begins a call before the connection closes, it stays open and is counted
-//             again. At most kMaxLingering refused or evicted connections linger.
+//             fewer than max_per_address from its address. Connections added without a network
+//             are not counted. An evicted connection is not counted, although it may still be
+//             closing. If the client begins a call before the connection closes, it stays open and
+//             is counted again. At most kMaxLingering refused or evicted connections linger.
 // Threads:    one thread at a time calls MakeRoom and Add. Other methods are thread-safe.
 // Lifetime:   outlives its connections and does not keep them alive.
 
@@ -39,11 +39,11 @@ class GrpcConnections {
   // evicting another one if necessary. Returns RESOURCE_EXHAUSTED with the limit if a limit is
   // reached and no connection is idle.
   absl::Status MakeRoom(const std::string& network);
-  // Evicts an idle connection of `network`, or of any network if `network` is empty. Returns false
-  // if none is idle.
+  // Evicts an idle connection of `network`. Here an empty `network` means any network. Returns
+  // false if none is idle.
   bool EvictOne(const std::string& network);
 
-  // Without a network the connection does not count against the limits and is never evicted.
+  // If `network` is nullopt, the connection does not count against the limits and is never evicted.
   void Add(const std::shared_ptr<GuardedConnection>& connection,
            const std::optional<std::string>& network);
   void SetPhase(std::uint64_t number, Phase phase);

@@ -2,9 +2,9 @@
 
 // Byte-pair encoding of one piece, with the vocabulary and the merges of tokenizer.json.
 //
-// Place:      after the splitter. Handles UTF-8 strings and ids, without offsets in the input.
+// Place:      after the splitter. Handles UTF-8 strings and ids, and knows no offsets in the input.
 // Invariants: merging takes O(n log n) for a piece of n characters. A cached result equals the
-//             result of merging. If a merge pair occurs twice, the last one counts.
+//             result of merging. If the list of merges has a pair twice, the last counts.
 // Threads:    immutable; a BpeScratch serves one thread at a time.
 // Source:     huggingface/tokenizers 0.23, `models::bpe`.
 
@@ -31,7 +31,7 @@ class BpeScratch {
   // The cache has at most `cache_entries` pieces and is cleared when it is full.
   explicit BpeScratch(std::int64_t cache_entries) : cache_entries_(cache_entries) {}
 
-  // Memory that grows with the size of pieces, without the cache.
+  // Memory that grows with the size of pieces. Excludes the cache.
   std::size_t capacity_bytes() const {
     return symbols_.capacity() * sizeof(Symbol) + heap_.capacity() * sizeof(Candidate);
   }

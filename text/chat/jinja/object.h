@@ -74,7 +74,7 @@ struct Loop {
   std::size_t prefetched_begin = 0;
   std::int64_t index0 = -1;
   std::optional<Value> previous, current;
-  std::optional<std::vector<Value>> changed;  // arguments of the previous loop.changed
+  std::optional<std::vector<Value>> changed;  // arguments of the last call of loop.changed
   bool escaped = false;                       // another variable may refer to the loop
 };
 

@@ -71,7 +71,8 @@ Answer SameAs(Runtime& runtime, const Value& value, const Arguments& arguments) 
   return Compare(Operator::kEqual, value, other, runtime);
 }
 
-Answer Remainder(Runtime& runtime, const Value& value, const Value& divisor, std::int64_t wanted) {
+Answer HasRemainder(Runtime& runtime, const Value& value, const Value& divisor,
+                    std::int64_t wanted) {
   QUIRE_ASSIGN_OR_RETURN(const Value rest, Combine(Operator::kModulo, value, divisor, runtime));
   return Equals(rest, Value::Int(wanted));
 }
@@ -79,12 +80,12 @@ Answer Remainder(Runtime& runtime, const Value& value, const Value& divisor, std
 template <std::int64_t wanted>
 Answer HasParity(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
-  return Remainder(runtime, value, Value::Int(2), wanted);
+  return HasRemainder(runtime, value, Value::Int(2), wanted);
 }
 
 Answer DivisibleBy(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Value divisor, OneArgument(arguments));
-  return Remainder(runtime, value, divisor, 0);
+  return HasRemainder(runtime, value, divisor, 0);
 }
 
 bool IsFilterName(const Value& value) {
