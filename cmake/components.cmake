@@ -18,6 +18,8 @@ function(_quire_common_options target)
   # inactive members of variants as uninitialized.
   if(QUIRE_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
+    string(TOUPPER ${QUIRE_SANITIZE} sanitizer)  # clang 14 lacks these macros of g++, which base/check.h reads
+    target_compile_definitions(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:__SANITIZE_${sanitizer}__=1>)
   endif()
   if(QUIRE_SANITIZE STREQUAL "address")
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined

@@ -2,43 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
-
-// Pushes the registers that a function must preserve, saves the stack pointer to *from, and resumes
-// the fiber whose stack pointer was saved in `to`. Kernels do not change the control words of the
-// floating-point units, which are slow to save and load.
-extern "C" void QuireSwitchStacks(void** from, void* to);
-asm(R"(
-  .pushsection .text
-  .globl QuireSwitchStacks
-  .type QuireSwitchStacks, @function
-QuireSwitchStacks:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-  .size QuireSwitchStacks, .-QuireSwitchStacks
-  .popsection
-)");
 
 namespace quire::cuda_emulator {
 
 std::byte* fiber_stacks = nullptr;
 
 namespace {
+
+namespace context = boost::context::detail;
 
 constexpr std::size_t kSlot = kFiberStackSlot;
 
@@ -61,28 +35,33 @@ std::size_t Stagger(std::uint32_t index) {
   return (index * 7 % 32) * 320;
 }
 
-// The top of the stack of a fiber that has not run. Its entry sees the alignment of a called
-// function, and no caller.
-struct FirstFrame {
-  void* registers[6];
-  void (*entry)();
-  void* no_caller;
-};
+void (*fiber_entry)() = nullptr;
+
+// Stores the context of the thread that has just switched to this one.
+void SaveContext(const context::transfer_t& from) {
+  static_cast<Thread*>(from.data)->context = from.fctx;
+}
+
+void FiberMain(context::transfer_t from) {
+  SaveContext(from);
+  fiber_entry();
+  std::abort();
+}
 
 }  // namespace
 
 void PrepareFiber(Thread* thread, void (*entry)()) {
+  fiber_entry = entry;
   if (fiber_stacks == nullptr) MapStacks();
   const std::size_t stack = std::size_t{thread->slot} * kMaxThreads + thread->index;
   std::byte* const top = fiber_stacks + (stack + 1) * kSlot - Stagger(thread->index);
-  auto* const frame = new (top - sizeof(FirstFrame)) FirstFrame{};
-  frame->entry = entry;
-  thread->context = frame;
+  thread->context =
+      context::make_fcontext(top, kSlot - kFiberStackPage - Stagger(thread->index), FiberMain);
 }
 
 void SwitchFiber(Thread* self, Thread* next) {
   current_thread = next;
-  QuireSwitchStacks(&self->context, next->context);
+  SaveContext(context::jump_fcontext(next->context, self));
 }
 
 std::uint32_t StackOf(const void* address) {

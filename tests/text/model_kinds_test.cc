@@ -459,7 +459,7 @@ TEST(BrokenKindsTest, SurvivesTruncationsAndFlippedBits) {
   for (const auto& [folder, file] : kReaders) {
     const std::string good = CaseFile(folder, file);
     const std::string config = CaseFile(folder, "tokenizer_config.json");
-    const auto check = [&](const std::string& bad) {
+    const auto check = [&, file = file](const std::string& bad) {
       const Loaded loaded = LoadAs(file, bad, config);
       loaded.ok() ? ++loaded_count : ++refused;
       if (loaded.ok()) Exercise(**loaded);
