@@ -82,7 +82,7 @@ TEST(EvaluationBodiesTest, PairsOfARerankerAreLeftToTheTextWorkers) {
     const auto& prompt = std::get<engine::ScorePrompt>(plan->items[i].request.prompt);
     const bool is_second = i % 2 == 1;
     EXPECT_EQ(prompt.continuation_ids, engine::TokenPrompt{is_second ? 8 : 7});
-    EXPECT_EQ(plan->items[i].after.has_value(), is_second);
+    EXPECT_EQ(plan->items[i].predecessor.has_value(), is_second);
     // A pair is rendered and tokenized once.
     EXPECT_EQ(plan->items[i].copies_context, is_second);
     ASSERT_EQ(prompt.context_chat.has_value(), !is_second);

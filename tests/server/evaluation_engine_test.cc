@@ -187,7 +187,7 @@ TEST_F(EvaluationEngineTest, ScoreReusesTheContextTokensOfAnEarlierScore) {
       items[i].request.prompt = prompt;
     }
     items[0].request.output.echo_prompt = items[0].request.output.token_ids = true;
-    items[1].after = 0;
+    items[1].predecessor = 0;
     items[1].copies_context = copies_context;
     Outcome outcome;
     MakeCall(Caller(), &outcome)->Start(*served_, std::move(items));
