@@ -159,7 +159,8 @@ absl::Status ReadYarn(const ConfigReader& rope, RopeConfig* result) {
   return ReadAttentionFactor(rope, result);
 }
 
-absl::Status ReadLongrope(const ConfigReader& rope, std::uint32_t rotary_size, RopeConfig* result) {
+absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
+                          std::uint32_t rotary_size, RopeConfig* result) {
   const std::pair<absl::string_view, std::vector<double>*> lists[] = {
       {"short_factor", &result->short_factors}, {"long_factor", &result->long_factors}};
   for (const auto& [key, list] : lists) {
@@ -169,7 +170,8 @@ absl::Status ReadLongrope(const ConfigReader& rope, std::uint32_t rotary_size, R
     if (factors->size() != rotary_size / 2) {
       return rope.Error(
           key, absl::StrCat("has ", factors->size(), " entries, it must have ", rotary_size / 2,
-                            ", half of the ", rotary_size, " rotated columns of a head"));
+                            ", half of the ", rotary_size, " rotated ones of ", context.head_dim,
+                            " columns of a head"));
     }
     for (const double factor : *factors) {
       if (factor > 0 && factor <= kMaxFactor) continue;
@@ -295,7 +297,7 @@ absl::StatusOr<RopeConfig> Interpret(const ConfigReader& config, const ConfigRea
   }
   if (result.kind == RopeKind::kLlama3) QUIRE_RETURN_IF_ERROR(ReadLlama3(*rope, &result));
   if (result.kind == RopeKind::kYarn) QUIRE_RETURN_IF_ERROR(ReadYarn(*rope, &result));
-  if (is_longrope) QUIRE_RETURN_IF_ERROR(ReadLongrope(*rope, rotary_size, &result));
+  if (is_longrope) QUIRE_RETURN_IF_ERROR(ReadLongrope(*rope, context, rotary_size, &result));
   return result;
 }
 

@@ -214,7 +214,8 @@ TEST(LinearCudaTest, NamesWhatIsWrong) {
   };
   EXPECT_TRUE(run(bf16, x.ptr(), 24, wide.ptr()).ok());
   EXPECT_THAT(run(bf16, x.ptr(), 23, wide.ptr()).message(), testing::HasSubstr("16-byte aligned"));
-  EXPECT_THAT(run(bf16, x.ptr() + 4, 16, wide.ptr()).message(), testing::HasSubstr("byte 8 of 16"));
+  EXPECT_THAT(run(bf16, x.ptr() + 4, 16, wide.ptr()).message(),
+              testing::HasSubstr("8 bytes after a multiple of 16"));
   EXPECT_THAT(run(f16, x.ptr(), 24, wide.ptr()).message(), testing::HasSubstr("bf16 by bf16"));
   EXPECT_THAT(run(f16, wide.ptr(), 16, x.ptr()).message(), testing::HasSubstr("y bf16"));
   ASSERT_TRUE(cuda.stream().Synchronize().ok());

@@ -35,7 +35,7 @@ TEST(TmaRefusals, ChecksTheDeviceGeneration) {
   EXPECT_TRUE(CheckTmaDevice(Gpu(120), plan).ok());
   for (const auto& [device, text] :
        {std::pair{Gpu(80), "9.0, but the device is a GPU of capability 8.0"},
-        {Gpu(89), "of 8.9"},
+        {Gpu(89), "of capability 8.9"},
         {Device::Cpu(), "compute capability 9.0, but the device is cpu"}}) {
     const absl::Status status = CheckTmaDevice(device, plan);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);

@@ -173,7 +173,7 @@ TEST_F(RunnerTest, InvalidBatchesAreRejectedWithAReason) {
        [](runtime::StepBatch& b) { b.samples[0].sample_in_flight = -2; }},
       {"batch_row is 4", [](runtime::StepBatch& b) { b.rows[0].batch_row = BatchRow{4}; }},
       {"it must begin at 0", [](runtime::StepBatch& b) { b.rows[0].first_token = 1; }},
-      {"within 3", [](runtime::StepBatch& b) { b.rows[0].num_tokens = 4; }},
+      {"end by 3", [](runtime::StepBatch& b) { b.rows[0].num_tokens = 4; }},
       {"rows have 2 tokens", [](runtime::StepBatch& b) { b.rows[0].num_tokens = 2; }},
       {"cache_length is 1", [](runtime::StepBatch& b) { b.rows[0].cache_length = 1; }},
       {"model context is 512", [](runtime::StepBatch& b) { b.rows[0].cache_length = 510; }},
