@@ -342,7 +342,7 @@ def test_tls_client_certificates_and_tokens(q, tmp_path):
                 client.complete(few)
             assert error.value.code is code and error.value.reason == reason
     for wrong in ({"cert_file": mine}, {"key_file": my_key}):
-        with pytest.raises(ValueError, match="belong together"):
+        with pytest.raises(ValueError, match="must be set together"):
             q.tls_credentials(**wrong)
     with pytest.raises(ValueError, match="no TLS"):
         q.Client("unix:/x.sock", credentials=mutual)

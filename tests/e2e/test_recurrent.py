@@ -129,7 +129,7 @@ def test_the_default_runs_as_many_sequences_as_fit(api, tmp_path):
         assert value_of(daemon, 'quire_running_sequences_limit{model_name="fixture"}') == fits
         log = daemon.log
     lines = [line for line in map(json.loads, log.splitlines()) if line["msg"].startswith("fewer sequences run")]
-    assert len(lines) == 1 and lines[0]["max_running_sequences"] == fits and lines[0]["of"] == 256
+    assert len(lines) == 1 and lines[0]["max_running_sequences"] == fits and lines[0]["requested"] == 256
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -560,14 +560,14 @@ TEST_F(SelfCheckTest, FindsFaultsOfGraphs) {
   Stage stage(path(), {});  // captures graphs with the fault
   kernels::internal::injected = Fault::kNone;
   EXPECT_THAT(std::string(stage.Compare().message()),
-              AllOf(HasSubstr("steps, generated token beside a prompt"), HasSubstr("other bits")));
+              AllOf(HasSubstr("steps, generated token beside a prompt"), HasSubstr("not bitwise equal")));
 }
 
 TEST_F(SelfCheckTest, FindsStepsThatDependOnTheirChunks) {
   Stage stage(path(), {.hopper_kernels = false});
   kernels::internal::injected = Fault::kUnwrittenRow;
   EXPECT_THAT(std::string(stage.Compare().message()),
-              AllOf(HasSubstr("steps, prompt of 4 + 5 tokens"), HasSubstr("other bits")));
+              AllOf(HasSubstr("steps, prompt of 4 + 5 tokens"), HasSubstr("not bitwise equal")));
 }
 
 TEST_F(SelfCheckTest, FindsGeneratedTokensThatDifferFromPrompts) {
@@ -656,7 +656,7 @@ TEST_F(SelfCheckTest, DeviceErrorNamesTheKernel) {
 TEST_F(SelfCheckTest, LackOfMemoryInAStepIsNoSkippedComparison) {
   Stage stage(path(), {.max_rows = 2});
   cuda_emulator::InjectFault(
-      {.where = "kernel:embedding", .error = cudaErrorMemoryAllocation, .after = 4});
+      {.where = "cudaMemcpyAsync", .error = cudaErrorMemoryAllocation, .after = 6});
   const absl::Status status = CheckError(stage.Compare(), stage.backend);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),

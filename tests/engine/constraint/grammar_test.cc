@@ -606,7 +606,7 @@ TEST(ConstraintGrammarTest, ErrorsOfSchemasNameThePointer) {
       {R"({"pattern": "a\\b"})", "/pattern", "\\b is not supported"},
       {R"({"multipleOf": 0.123456})", "/multipleOf", "is 0.123456; the supported numbers"},
       {R"({"uniqueItems": true})", "/uniqueItems", "maxItems"},
-      {R"({"oneOf": [{"type": "string"}, {"maxLength": 3}]})", "/oneOf", "both 0 and 1"},
+      {R"({"oneOf": [{"type": "string"}, {"maxLength": 3}]})", "/oneOf", "both branch 0 and branch 1"},
       {R"({"not": {"required": ["a"]}})", "/not", "only with a type"},
       {R"({"if": {}, "then": {}})", "/if", "anyOf"},
       {R"({"if": {"prefixItems": [{}]}, "unevaluatedItems": false})", "/if", "anyOf"},
