@@ -656,7 +656,7 @@ TEST_F(SelfCheckTest, DeviceErrorNamesTheKernel) {
 TEST_F(SelfCheckTest, LackOfMemoryInAStepIsNoSkippedComparison) {
   Stage stage(path(), {.max_rows = 2});
   cuda_emulator::InjectFault(
-      {.where = "cudaMemcpyAsync", .error = cudaErrorMemoryAllocation, .after = 6});
+      {.where = "cudaMemcpyAsync", .error = cudaErrorMemoryAllocation, .after = 8});
   const absl::Status status = CheckError(stage.Compare(), stage.backend);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),
