@@ -559,8 +559,9 @@ TEST_F(SelfCheckTest, FindsFaultsOfGraphs) {
   kernels::internal::injected = Fault::kWrongScale;
   Stage stage(path(), {});  // captures graphs with the fault
   kernels::internal::injected = Fault::kNone;
-  EXPECT_THAT(std::string(stage.Compare().message()),
-              AllOf(HasSubstr("steps, generated token beside a prompt"), HasSubstr("not bitwise equal")));
+  EXPECT_THAT(
+      std::string(stage.Compare().message()),
+      AllOf(HasSubstr("steps, generated token beside a prompt"), HasSubstr("not bitwise equal")));
 }
 
 TEST_F(SelfCheckTest, FindsStepsThatDependOnTheirChunks) {
