@@ -227,27 +227,23 @@ void AllocateLayer(Arena& arena, const Widths& widths, const StepLimits& limits,
   const std::int64_t element = DTypeSize(limits.activation);
   const std::int64_t attended_at = Arena::RoundUp(tokens * widths.qkv * element);
   const std::int64_t attention = attended_at + tokens * widths.attended * element;
-  Arena counted(nullptr);
-  AllocateMoe(counted, widths, limits, &buffers->moe);
-  Arena counted_mla(nullptr);
-  AllocateMla(counted_mla, widths, limits, &buffers->mla);
-  AllocateIndex(counted_mla, widths, limits, &buffers->index);
-  Arena counted_recurrent(nullptr);
-  AllocateRecurrent(counted_recurrent, widths, limits, &buffers->recurrent);
+  // Lays out at `memory` the buffers of each kind of layer, and returns the bytes of the largest
+  // kind.
+  const auto lay_out = [&](std::byte* memory) {
+    Arena moe(memory), mla(memory), recurrent(memory);
+    AllocateMoe(moe, widths, limits, &buffers->moe);
+    AllocateMla(mla, widths, limits, &buffers->mla);
+    AllocateIndex(mla, widths, limits, &buffers->index);
+    AllocateRecurrent(recurrent, widths, limits, &buffers->recurrent);
+    return std::max({moe.used(), mla.used(), recurrent.used()});
+  };
   const std::int64_t context = tokens * widths.layer_inputs * std::int64_t{sizeof(float)};
   const bool has_tail = limits.memory == MemoryKind::kDevice && widths.has_tail;
   const std::int64_t tail = has_tail ? tokens * widths.hidden * std::int64_t{sizeof(float)} : 0;
   std::byte* const base = arena.Take<std::byte>(
-      std::max({attention, tokens * widths.gate_up * element, context, tail, counted.used(),
-                counted_mla.used(), counted_recurrent.used()}));
+      std::max({attention, tokens * widths.gate_up * element, context, tail, lay_out(nullptr)}));
   if (base == nullptr) return;
-  Arena moe_arena(base);
-  AllocateMoe(moe_arena, widths, limits, &buffers->moe);
-  Arena mla_arena(base);
-  AllocateMla(mla_arena, widths, limits, &buffers->mla);
-  AllocateIndex(mla_arena, widths, limits, &buffers->index);
-  Arena recurrent_arena(base);
-  AllocateRecurrent(recurrent_arena, widths, limits, &buffers->recurrent);
+  lay_out(base);
   buffers->qkv = {base, limits.activation};
   buffers->attended = {base + attended_at, limits.activation};
   buffers->gate_up = buffers->qkv;
