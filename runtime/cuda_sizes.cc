@@ -38,7 +38,8 @@ constexpr std::int64_t kActivationQuantNodes = 8;
 
 // Maximum number of history entries that the sampler holds at a time. Only samples with penalties
 // have a history, so this limit is rarely reached. A step that exceeds it is sampled in pieces. One
-// sample always fits, because a history has at most as many entries as a context or a vocabulary.
+// sample always fits, because a history has at most as many entries as a context or a vocabulary,
+// and a sample has at most kMaxBias biases.
 constexpr std::int64_t kMaxHistory = std::int64_t{1} << 22;
 constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;

@@ -56,7 +56,7 @@ class CudaTail {
   DeviceBuffer pinned_;
   DeviceBuffer device_;
   std::uint32_t num_tokens_ = 0;
-  std::vector<std::uint32_t> num_tail_tokens_;  // [max_rows]
+  std::vector<std::uint32_t> num_tail_tokens_;  // [max_rows] of each batch row
   std::vector<std::uint32_t> rows_;             // [max_rows] index in StepBatch::rows, or kNoRow
   std::vector<std::uint32_t> head_tokens_;
 };

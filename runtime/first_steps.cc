@@ -147,6 +147,7 @@ absl::Status StepComparison::CompareMixed(const Part& prompt, const Part& next,
     Free(std::min(steps_.max_rows, 2u));
     return absl::OkStatus();
   }
+  QUIRE_RETURN_IF_ERROR(reserved);
   // A step with a prompt does not run as a graph.
   QUIRE_ASSIGN_OR_RETURN(const Logits mixed, Compute(parts));
   Free(2);

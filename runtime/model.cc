@@ -247,7 +247,9 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   model->warnings = model->config.warnings;
   if (options.mode == LoadMode::kDummy &&
       model->config.stored_quantization.method != formats::StoredMethod::kNone) {
-    model->warnings.push_back("dummy weights are unquantized; quantization_config is ignored");
+    model->warnings.push_back(
+        "dummy weights do not have the format of quantization_config; only model.quantization "
+        "quantizes them");
   }
   for (const auto* warnings : {&whole.warnings(), &std::as_const(slots->warnings)}) {
     model->warnings.insert(model->warnings.end(), warnings->begin(), warnings->end());

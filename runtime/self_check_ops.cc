@@ -263,10 +263,12 @@ std::string DifferenceOf(const kernels::SampledRow& a, const kernels::SampledRow
                         b.logprob, " of rank ", b.rank);
   }
   if (a.non_finite != b.non_finite) {
-    return absl::StrCat("logits ", a.non_finite ? "are not" : "are", " finite");
+    return absl::StrCat("logits reported as ", a.non_finite ? "not finite" : "finite",
+                        " instead of ", b.non_finite ? "not finite" : "finite");
   }
   if (a.no_survivor != b.no_survivor) {
-    return absl::StrCat(a.no_survivor ? "no" : "a", " token remains after filtering");
+    return absl::StrCat(a.no_survivor ? "no token" : "a token",
+                        " remains after filtering instead of ", b.no_survivor ? "none" : "one");
   }
   if (a.num_top != b.num_top) {
     return absl::StrCat(a.num_top, " most likely tokens instead of ", b.num_top);

@@ -92,7 +92,8 @@ struct ModelConfig {
   double embedding_multiplier = 1;
   double residual_multiplier = 1;
   double logits_scaling = 1;
-  bool has_rope = true;                        // false: position_embedding_type is not "rope"
+  // False: position_embedding_type is not "rope", or GGUF's rope.scaling.finetuned is false.
+  bool has_rope = true;
   std::uint32_t shared_intermediate_size = 0;  // width of an MLP beside the experts of all layers
   MoeConfig moe;
   MlaConfig mla;

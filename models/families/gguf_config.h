@@ -1,7 +1,7 @@
 #pragma once
 
 // Reads the metadata of a GGUF file into the same configuration as the equivalent config.json, with
-// the same checks. Errors name the file and the key.
+// the same checks. Errors name the file and the key, and for a wrong value the value and its limit.
 //
 // Families state the supported architectures (Family::gguf_architecture). Biases and a tied head
 // are detected by the presence of tensors. llama3 rope scaling is stored as rope_freqs.weight,
