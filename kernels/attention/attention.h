@@ -71,9 +71,8 @@ struct AttentionParams {
 // V scale multiplies the weight.
 //
 // Returns INVALID_ARGUMENT if CheckKvStep does, or if num_heads is not a multiple of the number of
-// KV heads. Returns INVALID_ARGUMENT if a stride is less than the size of all heads, or
-// value_columns exceeds the head size. The soft cap must not be negative, and window and chunk must
-// not be combined.
+// KV heads. Returns INVALID_ARGUMENT if a stride is less than the size of all heads, value_columns
+// exceeds the head size, the soft cap is negative, or window and chunk are combined.
 //
 // CUDA: lengths are in device memory and are not checked. q and out have the same type, f32 or
 // bf16.

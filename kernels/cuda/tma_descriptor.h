@@ -56,7 +56,7 @@ struct RaggedTmaTile {
 
 // Encodes a plan for `device`.
 absl::StatusOr<TmaTile> EncodeTma(const Device& device, const TmaPlan& plan);
-// Encodes a plan like the function above, for a device that is known to support TMA.
+// Encodes a plan like the function above, for a device that supports the plan (CheckTmaDevice).
 absl::StatusOr<TmaTile> EncodeTma(const TmaPlan& plan);
 
 template <TmaReadable C>

@@ -156,7 +156,7 @@ void LinearBf16(const Backend& backend, const LinearParams& params, Bf16Multiply
         }
       });
   // A core streams weights at about 20 GB/s. Per nanosecond, it computes about 40 multiply-adds in
-  // vectors and 600 in AMX tiles.
+  // vectors and, in a prototype, 600 in AMX tiles.
   const double work = static_cast<double>(weight.panel_bytes()) * 0.05 +
                       static_cast<double>(k) * params.num_rows * (multiply == nullptr ? 0.4 : 0.03);
   backend.ParallelFor(

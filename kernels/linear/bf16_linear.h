@@ -40,9 +40,9 @@ std::int64_t Bf16LinearThreadBytes(std::uint32_t num_rows, std::uint32_t k);
 
 namespace internal {
 
-// Tile sizes of a product. They do not affect any bit, and were fastest on an AMX machine. The
-// weights of two panels and kPartInputs inputs fill L1 (32 KiB). The panels of a group share the
-// rows of x that are in L2.
+// Tile sizes of a product. Only kBlock affects bits, as part of the arithmetic above. A prototype
+// was fastest with these sizes on an AMX machine. The weights of two panels and kPartInputs inputs
+// fill L1 (32 KiB). The panels of a group share the rows of x that are in L2.
 inline constexpr std::int64_t kBlock = 32;    // inputs of one tile product
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
 inline constexpr std::int64_t kPartInputs = 512;
@@ -84,7 +84,8 @@ void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* t
 // for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
 
-// Returns true if `multiply` requires rows that LinearBf16 has ordered (Bf16Product::x_is_ordered).
+// Returns true if LinearBf16 orders the rows for `multiply` (Bf16Product::x_is_ordered). The
+// function also multiplies rows that are not ordered, but then orders them in each call.
 bool NeedsOrderedRows(Bf16MultiplyFn multiply);
 
 // Arguments of LinearBf16Panels, which computes panels [panel_begin, panel_end) for all rows.

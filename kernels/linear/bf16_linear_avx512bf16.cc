@@ -4,9 +4,9 @@
 // the even inputs or both to the odd inputs (bf16_linear.h). Four inputs need two instructions
 // instead of four multiply-adds.
 //
-// Matrices of bf16 are packed in this order (packed_linear.h). Other weights are in the order of
-// AMX tiles. With more than 8 rows, two panels of them are ordered for 256 inputs and stored in L1,
-// where all rows read them. A tile is up to 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts.
+// Matrices of bf16 with K % 32 == 0 are packed in this order (packed_linear.h). Other weights are
+// in the order of AMX tiles. With more than 8 rows, two panels of them are ordered for 256 inputs
+// and stored in L1, where all rows read them. A tile is up to 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts.
 // Up to 8 rows are one tile with one panel, so that weights are read at an even rate. Tiles
 // prefetch the next weights, because out-of-order execution alone keeps too few loads in flight.
 
@@ -136,7 +136,7 @@ QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::in
   const std::uint16_t* next_w[kPanels];
   for (int c = 0; c < kPanels; ++c) {
     w[c] = panels.w + c * panels.w_stride;
-    next_w[c] = next.w + c * next.w_stride;
+    next_w[c] = kNextLines == 0 ? nullptr : next.w + c * next.w_stride;
   }
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     Sums<kTileRows, kPanels> sums;

@@ -88,7 +88,8 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // Computes y[m][n] = (sum_k x[m][k] W[n][k] + bias[n]) + residual[m][n], with weights widened to
 // f32. The bits of an output do not depend on num_rows, the position of the row or the number of
 // threads. Returns INVALID_ARGUMENT for a stride shorter than a row, or a gate that the product
-// cannot apply.
+// cannot apply. Also returns it if the weights have ordered pairs (packed_linear.h) and the
+// activations of the backend are not bf16.
 //
 // With a gate, y[m][j] is GatedProduct of the values that y[m][j] and y[m][N / 2 + j] would have
 // without it, each rounded to bf16. The bits are those of Linear followed by GatedProduct.
@@ -104,9 +105,10 @@ bool CanFuseGate(const Backend& backend, const PackedLinear& weight, DType x, DT
 // f32 x and y, on the CPU and on CUDA: K is divided into parts of 256. A part is one chain of fused
 // multiply-adds with ascending k. Parts are added in order.
 //
-// e4m3 weights on the CPU: the order is that of f32, but parts also end where groups end. The sum
-// of a part is multiplied by its scale and added with one rounding. Sums of a part are subnormal
-// below 2^-54, in steps of 2^-77. |x| >= 2^80 counts as infinite.
+// e4m3 weights on the CPU: the order is that of f32, but parts also end where groups end. A part
+// sums x times the e4m3 values, without scales. This sum is multiplied by the part's scale and
+// added with one rounding. Sums of a part are subnormal below 2^-54, in steps of 2^-77. |x| >= 2^80
+// counts as infinite.
 //
 // Weights with quantizes_activations: x is first quantized (fp8_rows.h), and a row with non-finite
 // values becomes NaN. Row-major weights require bf16 x, otherwise INVALID_ARGUMENT is returned.

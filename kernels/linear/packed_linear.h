@@ -84,7 +84,8 @@ using WeightEncoding =
 // this layout:
 //   16-bit types:  [ceil(K/2)][16][2]   16 features; inputs 2j and 2j + 1 are adjacent
 //   bf16 with ordered pairs:  [K/4][2][16][2]  inputs 4j + 2 and 4j, then inputs 4j + 3 and 4j + 1;
-//                                       if vdpbf16ps multiplies and K % 32 == 0 (bf16_linear.h)
+//                                       if K % 32 == 0, activations are bf16 and vdpbf16ps
+//                                       multiplies (bf16_linear_avx512bf16.cc)
 //   f32:           [ceil(K/2)*2][16]
 //   kInt8:         [ceil(K/4)][16][4]   bytes u = q + 128; with zero points or mins u = q
 //   kInt4:         [K/8][16][4]         bytes; byte i has input 8j + i in the low 4 bits and input

@@ -12,9 +12,10 @@
 //             than max_connections_per_address from its IPv4 address or IPv6 /64 network. A new
 //             connection beyond a limit evicts the connection that has been idle for longest
 //             (connection_evictor.h). Beyond the limit per address, it evicts a connection of the
-//             same address. If none is idle, the new connection is refused. The refused or evicted
-//             client gets a GOAWAY frame with the reason, unless the refused connection uses TLS or
-//             too many connections linger. An evicted connection is not counted, although it may
+//             same address. If none is idle, the new connection is refused. A refused client gets
+//             a GOAWAY frame with the reason, unless the connection uses TLS. An evicted client gets
+//             a GOAWAY frame without a reason, unless its preface is incomplete. If too many
+//             connections linger, neither gets a frame. An evicted connection is not counted, although it may
 //             still be closing. A connection uses one descriptor, and three once its preface is
 //             complete. In addition, at most 64 refused or evicted connections linger, with one
 //             descriptor each. If no descriptor is free, the acceptor evicts an idle connection if

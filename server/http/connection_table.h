@@ -43,9 +43,9 @@ class ConnectionTable {
   std::string MakeRoom(const PeerAddress& peer);
   // Evicts a connection although no limit is reached. Returns false if none can be evicted.
   bool EvictOne() { return EvictOneOf(""); }
-  // Makes room for one more connection over the limit. If kReserved such connections are open,
-  // closes the oldest one. Returns false and closes none if max_connections + 2 * kReserved
-  // sessions exist, because too many of them are still closing.
+  // Makes room for one more connection over the limit. Returns true at once if fewer than kReserved
+  // such connections are open. Otherwise closes the oldest one. If max_connections + 2 * kReserved
+  // sessions exist, too many of them are still closing: then closes none and returns false.
   bool MakeReservedRoom();
 
   void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,

@@ -1,8 +1,8 @@
 #pragma once
 
-// Reads the credentials of a caller over HTTP. The token comes from the header authorization, or
-// else from x-api-key. The tenant comes from the header quire-tenant, and the certificate name from
-// the connection.
+// Reads the credentials of a caller over HTTP. The token is the bearer token of the header
+// authorization, or else the value of x-api-key. The tenant comes from the header quire-tenant, and
+// the certificate name from the connection.
 //
 // Place:   shared by the handlers of both HTTP listeners.
 // Threads: any.

@@ -176,8 +176,9 @@ void CheckSame(const PendingProduct& a, const PendingProduct& b) {
 }
 
 // Computes the sums of e4m3 products of a row of A with kSums columns of B, whose rows are
-// `columns` long. Addends are truncated to 13 bits less than the largest one has, and the sum to 13
-// bits less than it has itself.
+// `columns` long. Addends are truncated to multiples of 2^(e - 13), where e is the exponent of the
+// largest one. Their sum is truncated in the same way, with its own exponent. If any addend is not
+// finite, the sum is NaN.
 QUIRE_VECTOR_CLONES void AddE4M3(double* sums, const float* a, const double* b,
                                  std::uint32_t columns) {
   using Bits [[gnu::vector_size(sizeof(Sums))]] = std::int64_t;

@@ -41,8 +41,8 @@ class TestExchange final : public HttpExchange {
     writes_.fetch_add(1);
     Post(std::move(on_written));
   }
-  void EndStream(bool whole) override {
-    is_whole_ = whole;
+  void EndStream(bool is_complete) override {
+    is_whole_ = is_complete;
     has_ended_ = true;
   }
   void OnGone(std::function<void()> callback) override { gone_ = std::move(callback); }

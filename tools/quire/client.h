@@ -1,10 +1,11 @@
 #pragma once
 
 // Code that all subcommands of `quire` share: server addresses, printing of errors, and exit codes.
-// The codes are 0 (ok), 1 (request failed), 2 (wrong usage) and 3 (cannot connect).
+// The codes are 0 (ok), 1 (request failed), 2 (wrong usage), 3 (cannot connect) and 130
+// (interrupted).
 //
-// Threads: the main thread calls these functions. Threads of `bench` also call Connect,
-//          ApplyDeadline and ReasonOf.
+// Threads: the main thread calls these functions. Threads of `bench` also call ApplyDeadline and
+//          ReasonOf.
 
 #include <functional>
 #include <memory>
