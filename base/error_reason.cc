@@ -41,7 +41,9 @@ constexpr ReasonRow kReasons[] = {
     {Reason::kSelectionEmpty, "SELECTION_EMPTY", StatusCode::kInvalidArgument, 400, Retry::kNo,
      ErrorDetail::kBadRequest, "AbortRequests selects no requests"},
     {Reason::kTooManyStops, "TOO_MANY_STOPS", StatusCode::kInvalidArgument, 400, Retry::kNo,
-     ErrorDetail::kNone, "there are too many stop sequences, or one is too long"},
+     ErrorDetail::kNone,
+     "there are too many stop sequences or stop token ids, or a stop sequence is empty or too "
+     "long"},
     {Reason::kBadChatTemplateInput, "BAD_CHAT_TEMPLATE_INPUT", StatusCode::kInvalidArgument, 400,
      Retry::kNo, ErrorDetail::kNone,
      "the template raised an error, or the conversation is malformed"},

@@ -9,9 +9,10 @@
 namespace quire::cache {
 namespace {
 
-// Returns the maximum number of prefix-cache nodes without pages. Such nodes exist only if every
-// group has a window. They are ancestors of pages that rows hold. Each of these rows also holds the
-// pages of its windows, so the pool size limits the number of rows.
+// Returns the maximum number of prefix-cache nodes without pages that rows keep alive. Such nodes
+// exist only if every group has a window. A row that keeps such nodes also holds the pages of its
+// windows, so the pool size limits the number of these rows. Other nodes without pages are evicted
+// when nodes run out.
 std::uint32_t MaxEmptyNodes(const CacheManagerOptions& options) {
   std::uint32_t pages_of_row = 0;
   for (const CacheGroup& group : options.groups) {

@@ -265,8 +265,8 @@ class CacheManager {
   std::uint32_t num_pages(BatchRow row) const { return rows_.num_pages(row); }
   // Number of pages that only this row references.
   std::uint32_t num_private_pages(BatchRow row) const { return rows_.num_private_pages(row); }
-  // Number of leading tokens for which pages were allocated in every group, including pages that
-  // windows have released since.
+  // Number of leading tokens whose columns the row has reserved in every group. Includes columns
+  // whose pages a window group has released or never had.
   std::uint32_t reserved_tokens(BatchRow row) const {
     return rows_.reserved_columns(row) * page_size();
   }

@@ -59,8 +59,8 @@ class RowPages {
   std::span<const LookupTable> tables() const { return tables_; }
   // Returns the table of the group that keeps pages longest.
   const LookupTable& widest_table() const { return tables_[layout_->widest_group()]; }
-  // Returns the number of leading columns for which the row got pages in every group, including
-  // pages that windows have released since.
+  // Returns the number of leading columns that the row has reserved in every group. Includes
+  // columns whose pages a window group has released or never had.
   std::uint32_t reserved_columns(BatchRow row) const;
   // Returns the column after the last page of any group.
   std::uint32_t end_column(BatchRow row) const;

@@ -108,7 +108,7 @@ void EngineThread::Run() {
   FailThread(what);
 }
 
-// Drain returns false in the last iteration, because no signal can follow.
+// The iteration in which Drain returns false is the last, because no signal can follow.
 void EngineThread::Loop() {
   is_idle_.store(false, std::memory_order_release);
   while (true) {

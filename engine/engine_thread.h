@@ -6,7 +6,7 @@
 // Place:      part of Engine; between Inbox, EngineCore and OutputStage.
 // Invariants: every live request ends, even if the device is lost or an exception ends the thread.
 // Threads:    thread-safe. Owns the engine thread.
-// Lifetime:   the objects in Parts outlive it.
+// Lifetime:   the options and the objects in Parts outlive it.
 
 #include <atomic>
 #include <cstdint>

@@ -199,8 +199,8 @@ void RequestIntake::PostCancel(const std::shared_ptr<AcceptedRequest>& live, Can
 absl::StatusOr<AbortResult> RequestIntake::Abort(const AbortSelection& selection) {
   if (selection.ids.empty() && !selection.all) {
     return WithReason(absl::InvalidArgumentError(
-                          "nothing is selected; set request_ids, or set all to abort requests of "
-                          "all callers"),
+                          "nothing is selected; set request_ids, or set all and narrow it with "
+                          "tenant or older_than"),
                       Reason::kSelectionEmpty, {{"field", "request_ids"}});
   }
   AbortResult result;

@@ -7,7 +7,7 @@
 // Invariants: an accepted request is in the RequestTable, counted by the AdmissionLimiter and
 //             submitted to the TextStage. A rejected request is in none of these.
 // Threads:    thread-safe.
-// Lifetime:   the objects in Parts outlive it.
+// Lifetime:   the options and the objects in Parts outlive it.
 
 #include <atomic>
 #include <cstdint>
@@ -49,8 +49,8 @@ struct RequestInfo {
 };
 
 // Selects the requests that Abort ends. A request is selected if it meets every criterion that is
-// set. The ids may belong to any caller. Without ids, `all` must be set to confirm that requests of
-// all callers end.
+// set. The ids may belong to any caller. Without ids, `all` must be set to confirm that the other
+// criteria select requests of all callers.
 struct AbortSelection {
   std::vector<std::string> ids = {};
   bool all = false;

@@ -22,7 +22,8 @@ namespace quire::hub {
 
 // The delay between attempts is 0.5 s at first and doubles after each failure. It is at least the
 // Retry-After of the server. A download fails after kMaxAttempts consecutive failed attempts, or if
-// Retry-After exceeds kMaxRetryAfter. An attempt that received bytes resets the count.
+// Retry-After exceeds kMaxRetryAfter. An attempt that received bytes is the first
+// of a new count.
 inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);
@@ -52,7 +53,8 @@ struct BlobRequest {
 // and AnswerError:
 // - DATA_LOSS if the server sends too many bytes, the wrong range, or content with another hash
 // - RESOURCE_EXHAUSTED if the disk is full
-// - ABORTED after kMaxAttempts failed attempts
+// - ABORTED after kMaxAttempts consecutive failed attempts, or if Retry-After exceeds
+//   kMaxRetryAfter. If the last attempt got no answer, the code is that of HttpClient.
 // - INTERNAL if another program changed the file
 // - CANCELLED after a stop
 absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& settings,
@@ -62,9 +64,9 @@ absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& setting
 std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
                          const RepositoryFile& file);
 
-// Returns the error for an unsuccessful answer of the hub. The message names the cause and the
-// remedy for a gated, private or unknown repository, an unknown revision or file, and a refused
-// token. Otherwise it has the HTTP status and the hub's message.
+// Returns the error for an unsuccessful answer of the hub. The message names the cause for a
+// gated, private or unknown repository, an unknown revision or file, and a refused token, and a
+// remedy if there is one. Otherwise it has the HTTP status and the hub's message.
 absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
                          const HttpAnswer& answer);
 

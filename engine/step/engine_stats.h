@@ -24,7 +24,9 @@ struct EngineStats {
   EngineState state = EngineState::kReady;
   std::int32_t running = 0, waiting = 0;
   std::int64_t waiting_uncached_tokens = 0;
-  std::int64_t blocked_admissions = 0;  // times that the head of the queue found no free pages
+  // Attempts to admit a request, or a preempted sequence, for which too few pages or state slots
+  // were available.
+  std::int64_t blocked_admissions = 0;
   cache::CacheStats cache;
   double prompt_tokens_per_second = 0, generation_tokens_per_second = 0;  // mean of the last 10 s
   std::int64_t steps = 0, preemptions = 0;

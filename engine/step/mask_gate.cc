@@ -23,8 +23,8 @@ bool IsComplete(const Sequence& sequence) {
 }
 
 // Returns whether the choice can be sampled now. Before the fork all choices of the request are
-// sampled together. A choice whose constraint is complete is not sampled: the next FindEnds ends
-// it.
+// sampled together. A choice whose constraint is complete or whose mask failed is not sampled:
+// the next FindEnds ends it.
 bool CanSample(const Sequence& sequence) {
   const auto has_mask = [](const Sequence& choice) {
     return choice.mask->is_ready() && choice.mask->status().ok() && !IsComplete(choice);

@@ -8,7 +8,7 @@
 //             its only pages are those that steps in flight use. A failing request ends no other
 //             request.
 // Threads:    engine thread only.
-// Lifetime:   the objects in Parts outlive it.
+// Lifetime:   the options and the objects in Parts outlive it.
 
 #include <cstdint>
 #include <map>

@@ -59,9 +59,9 @@ class ModelCache {
   std::string LockPath(absl::string_view repository, absl::string_view name) const;
 
   // Returns the directory or GGUF file of a model. A name without a file means the safetensors
-  // model, or the only GGUF file. Returns NOT_FOUND with the cached revisions and the command that
-  // downloads the model. Returns INVALID_ARGUMENT with the file names if there are several GGUF
-  // files.
+  // model, or the only GGUF file. Returns NOT_FOUND with the command that downloads the
+  // model, and with the cached revisions if the revision is not among them. Returns
+  // INVALID_ARGUMENT with the file names if there are several GGUF files.
   absl::StatusOr<std::string> Find(const ModelName& name) const;
 
   // Returns all models, sorted by repository, commit and file.

@@ -6,9 +6,10 @@
 //
 // Matrices of bf16 with K % 32 == 0 are packed in this order (packed_linear.h). Other weights are
 // in the order of AMX tiles. With more than 8 rows, two panels of them are ordered for 256 inputs
-// and stored in L1, where all rows read them. A tile is up to 6 rows x 2 panels: 24 sums, 4 weights and 2 broadcasts.
-// Up to 8 rows are one tile with one panel, so that weights are read at an even rate. Tiles
-// prefetch the next weights, because out-of-order execution alone keeps too few loads in flight.
+// and stored in L1, where all rows read them. A tile is up to 6 rows x 2 panels: 24 sums, 4 weights
+// and 2 broadcasts. Up to 8 rows are one tile with one panel, so that weights are read at an even
+// rate. Tiles prefetch the next weights, because out-of-order execution alone keeps too few loads
+// in flight.
 
 #include "kernels/linear/bf16_product.h"
 
