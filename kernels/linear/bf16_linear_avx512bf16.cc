@@ -43,7 +43,7 @@ constexpr std::int64_t kFewLinesRows = 28;
 // (2, 0) and (3, 1), the lower half first.
 QUIRE_OP void Order(const std::uint16_t* from, std::int64_t num_blocks, std::int64_t num_rows,
                     std::uint16_t* to) {
-  constexpr long long kLow = 0x0302070601000504, kHigh = 0x0b0a0f0e09080d0c;
+  constexpr std::int64_t kLow = 0x0302070601000504, kHigh = 0x0b0a0f0e09080d0c;
   const __m512i bytes = _mm512_set4_epi64(kHigh, kLow, kHigh, kLow);
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     for (std::int64_t row = 0; row < num_rows; ++row) {
@@ -229,10 +229,9 @@ QUIRE_OP void MultiplyPanels(const OrderedRows& rows, const Panels& panels, std:
       // 16 rows are 6, 6 and 4, which is 1 to 4 % faster than 6, 5 and 5. Other numbers are divided
       // evenly.
       const int count = left == kRows && split > 1 ? kMaxRows : (left - row + split - 1) / split;
-      const auto& multiply =
-          lines_left > 0 ? kMultiplyRows<kPanels, kNextLines> : kMultiplyRows<kPanels, 0>;
-      multiply[count - 1](x + row * 32, panels, num_blocks, totals + (first + row) * 16,
-                          total_stride, next);
+      MultiplyRowsFn multiply = kMultiplyRows<kPanels, 0>[count - 1];
+      if (lines_left > 0) multiply = kMultiplyRows<kPanels, kNextLines>[count - 1];
+      multiply(x + row * 32, panels, num_blocks, totals + (first + row) * 16, total_stride, next);
       next.w += lines_left > 0 ? kNextLines * num_blocks * 32 : 0;
       lines_left -= kNextLines;
       row += count;
