@@ -111,7 +111,14 @@ void GuardedConnection::ReadClient() {
 void GuardedConnection::OnClientRead(Error error, std::size_t size) {
   if (state_ == State::kClosed) return;
   if (error) return OnClientEnd();
-  if (state_ == State::kLingering) return ReadClient();  // the bytes are discarded
+  if (state_ == State::kLingering) {  // the bytes are discarded
+    if (!held_goaway_.empty() &&
+        (!guard_.OnClientBytes(from_client_.LastRead(size), MonotonicNow()).ok() ||
+         guard_.last_stream() > 0)) {
+      SendHeldGoAway();
+    }
+    return ReadClient();
+  }
   const absl::Status counted = guard_.OnClientBytes(from_client_.LastRead(size), MonotonicNow());
   UpdateCounts();
   if (!counted.ok()) {
@@ -178,7 +185,8 @@ void GuardedConnection::ContinueToClient() {
   }
   const bool has_server = server_ && server_->is_open();
   if (state_ == State::kLingering && (own_frames_.empty() || !has_server)) {
-    return transport_->ShutdownSend();
+    if (held_goaway_.empty()) transport_->ShutdownSend();
+    return;
   }
   // While our own frames wait, reads end where the frame of gRPC ends.
   net::mutable_buffer space = from_server_.SpaceForRead();
@@ -227,7 +235,9 @@ void GuardedConnection::Tick(absl::Time now) {
       return self->Close();
     }
     if (self->state_ == State::kLingering && now - self->state_since_ > kLingerTime) {
-      return self->Close();
+      if (self->held_goaway_.empty()) return self->Close();
+      self->state_since_ = now;
+      return self->SendHeldGoAway();
     }
     if (self->state_ != State::kRelaying) return;
     if (now - self->write_begun_ > self->times_.write_stall) {
@@ -301,18 +311,27 @@ void GuardedConnection::Abort() {
 }
 
 // The GOAWAY frame names the last call that gRPC may have received, so the client can retry later
-// calls.
+// calls. A rejected client gets the frame after its first call. If gRPC's C++ core (1.85) reads it
+// directly after the first SETTINGS, it can start its call on the ended connection again and again
+// and use a whole core until the call's deadline.
 void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& why) {
   if (state_ == State::kLingering || state_ == State::kClosed) return;
   host_->count_closed(peer_, cause, why.message());
   if (!host_->try_linger(number_)) return Close();
   host_->set_phase(number_, Phase::kClosing);
   own_frames_ = has_server_sent_ ? "" : EmptySettingsFrame();
-  own_frames_ +=
+  std::string goaway =
       GoAwayFrame(server_ ? guard_.last_stream() : 0,
                   why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
+  const bool is_rejected = cause == CloseCause::kTooMany || cause == CloseCause::kNoResource;
+  (is_rejected && guard_.last_stream() == 0 ? held_goaway_ : own_frames_) += goaway;
   Linger();
   if (!server_) ContinueToClient();  // no pending operation will call it
+}
+
+void GuardedConnection::SendHeldGoAway() {
+  own_frames_ += std::exchange(held_goaway_, {});
+  if (write_begun_ == absl::InfiniteFuture()) ContinueToClient();  // else the pending write does
 }
 
 // Ends the connection to gRPC, which then ends its calls. The pending write to the client and our

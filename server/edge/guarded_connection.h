@@ -94,7 +94,8 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   ~GuardedConnection();
 
   void Begin();
-  // Called instead of Begin. Sends the client the reason and closes. REQUIRES: no TLS.
+  // Called instead of Begin. Sends the client the reason when it begins a call, or after a second,
+  // and closes. REQUIRES: no TLS.
   void Reject(CloseCause cause, const absl::Status& why);
   // Enforces the time limits. GrpcAcceptor calls it about once a second.
   void Tick(absl::Time now);
@@ -146,6 +147,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
 
   void ResetLateStreams(const std::vector<std::uint32_t>& late);
   void CloseWithGoAway(CloseCause cause, const absl::Status& why);
+  void SendHeldGoAway();
   void Linger();
   void CloseServer();
   void Close();
@@ -169,6 +171,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   bool is_busy_ = false;                             // last value reported to the host
   absl::Time write_begun_ = absl::InfiniteFuture();  // start of the pending write to the client
   std::string own_frames_, own_frames_being_written_;
+  std::string held_goaway_;  // is sent when the rejected client begins a call, or after kLingerTime
   std::atomic<std::int64_t> unfinished_bytes_{0};
 };
 

@@ -232,7 +232,11 @@ def test_connections_in_use_are_kept_and_the_next_is_rejected(api, small):
         with connect(small.grpc_address) as connection:
             code, text = goaway_of(connection)
         assert code == ENHANCE_YOUR_CALM
-        assert "5 connections of this address are open, server.grpc.max_connections_per_address is 5" in text
+        reason = "5 connections of this address are open, server.grpc.max_connections_per_address is 5"
+        assert reason in text
+        for _ in range(20):
+            error = failure(lambda: answer(api, small))
+            assert error.code() == grpc.StatusCode.UNAVAILABLE and reason in error.details(), error
         busy.pop().close()
         wait_until(lambda: connections(small) == 4, "one more may connect")
         assert answer(api, small)
@@ -319,7 +323,7 @@ def test_descriptors_bound_the_number_of_connections(api, tmp_path):
             assert "21 connections are open, the limit is 21" in text
             assert streams(daemon) == 21 and all(client.goaway is None for client in busy)
             busy[0].close()
-            wait_until(lambda: streams(daemon) == 20, "a call is over")
+            wait_until(lambda: connections(daemon) == 20, "one more may connect")
             assert answer(api, daemon)
 
 
