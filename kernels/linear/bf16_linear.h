@@ -46,6 +46,10 @@ namespace internal {
 inline constexpr std::int64_t kBlock = 32;    // inputs of one tile product
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
 inline constexpr std::int64_t kPartInputs = 512;
+// With ordered pairs, rows that stay in an L2 of 1 MiB are multiplied by whole panels, so that
+// memory is read in order. The panels of a group share parts of more rows.
+inline constexpr std::size_t kSequentialElements = std::size_t{384} << 10;
+inline constexpr std::int64_t kOrderedPartInputs = 256;
 inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group
 inline constexpr std::int64_t kMaxTiles = 32;   // row tiles that share dequantized weights
 

@@ -8,8 +8,11 @@
 // in the order of AMX tiles. With more than 8 rows, two panels of them are ordered for 256 inputs
 // and stored in L1, where all rows read them. A tile is up to 6 rows x 2 panels: 24 sums, 4 weights
 // and 2 broadcasts. Up to 8 rows are one tile with one panel, so that weights are read at an even
-// rate. Tiles prefetch the next weights, because out-of-order execution alone keeps too few loads
-// in flight.
+// rate.
+//
+// All inputs of a panel are multiplied before the next panel, so that memory is read in order,
+// which gave 1.2 times the bandwidth of jumps between panels every 16 KiB. Tiles prefetch the next
+// weights, because out-of-order execution alone keeps too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -27,12 +30,13 @@ namespace {
 constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
-// Blocks of inputs that are multiplied at once. For more than 8 rows, two panels and 32 rows fill
-// two thirds of an L1 of 48 KiB. The next panels take the place of the last ones.
-constexpr std::int64_t kFewRowsBlocks = 16;
+// Blocks of inputs for which more than 8 rows are multiplied at once. Two panels and 32 rows fill
+// two thirds of an L1 of 48 KiB. The next weights take the place of the last ones.
 constexpr std::int64_t kManyRowsBlocks = 8;
-constexpr int kLines = 16;   // cache lines of a bf16 tile
-constexpr int kMaxRows = 6;  // rows whose sums with two panels fit in registers
+constexpr std::int64_t kOrderedBlocks = 16;  // blocks of rows that are ordered at once
+constexpr std::int64_t kBlocksAhead = 8;     // distance of prefetches for up to 8 rows
+constexpr int kLines = 16;                   // cache lines of a bf16 tile
+constexpr int kMaxRows = 6;                  // rows whose sums with two panels fit in registers
 // Cache lines of each next panel that a tile prefetches in a block. Products of more than
 // kFewLinesRows rows have at least 6 tiles, which prefetch kFewLines.
 constexpr int kManyLines = 8;
@@ -128,8 +132,8 @@ QUIRE_OP void Prefetch(const std::uint16_t* const (&next)[kPanels], int first) {
 }
 
 // Computes kTileRows rows and kPanels panels. `x` and `totals` begin at the first row, and totals
-// of panels are total_stride apart. In each block, kNextLines cache lines of each next panel are
-// prefetched. The number is a constant because branches slow the inner loop down.
+// of panels are total_stride apart. In each block, kNextLines cache lines of each panel of `next`
+// are prefetched. The number is a constant because branches slow the inner loop down.
 template <int kTileRows, int kPanels, Source kSource, int kNextLines>
 QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::int64_t num_blocks,
                            float* totals, std::int64_t total_stride, const Panels& next) {
@@ -182,7 +186,7 @@ __attribute__((noinline)) void MultiplyFewRows(const Bf16Product& p, const std::
   float* totals = p.totals + tile * kTotals;
   for (std::int64_t panel = 0; panel < p.num_panels; ++panel) {
     MultiplyTile<kTileRows, 1, kSource, kLines>(x, panels, num_blocks, totals, 0,
-                                                {panels.w + p.w_stride, 0});
+                                                {panels.w + kBlocksAhead * kTile, 0});
     panels.w += p.w_stride;
     totals += p.num_row_tiles * kTotals;
   }
@@ -215,11 +219,29 @@ constexpr int TilesOf(int num_rows) {
   return (num_rows + kMaxRows - 1) / kMaxRows;
 }
 
-// Computes kPanels panels for all rows. The first tiles prefetch the panels `next`, kNextLines
-// cache lines in each block. next.w is null if there are none.
+// Orders `num_blocks` blocks of kPanels panels.
+template <int kPanels>
+QUIRE_OP void OrderPanels(const Panels& from, std::int64_t num_blocks, std::uint16_t* to) {
+  for (int c = 0; c < kPanels; ++c) {
+    for (std::int64_t at = 0; at < num_blocks * kTile; at += 64) {
+      const Weights weights = OrderWeights(from.w + c * from.w_stride + at);
+      _mm512_store_si512(to + c * kManyRowsBlocks * kTile + at, weights.even);
+      _mm512_store_si512(to + c * kManyRowsBlocks * kTile + at + 32, weights.odd);
+    }
+  }
+}
+
+// Computes up to kManyRowsBlocks blocks of kPanels panels for all rows. The first tiles prefetch
+// the panels `next`, kNextLines cache lines in each block. next.w is null if there are none.
 template <int kPanels, int kNextLines>
-QUIRE_OP void MultiplyPanels(const OrderedRows& rows, const Panels& panels, std::int64_t num_blocks,
-                             float* totals, std::int64_t total_stride, Panels next) {
+QUIRE_OP void MultiplyPanels(const Bf16Product& p, const OrderedRows& rows, Panels panels,
+                             std::int64_t num_blocks, float* totals, Panels next) {
+  alignas(64) std::uint16_t ordered[kPanels * kManyRowsBlocks * kTile];
+  if (!p.w_is_ordered) {
+    OrderPanels<kPanels>(panels, num_blocks, ordered);
+    panels = {ordered, kManyRowsBlocks * kTile};
+  }
+  const std::int64_t total_stride = p.num_row_tiles * kTotals;
   std::int64_t lines_left = next.w == nullptr ? 0 : kLines;
   const std::uint16_t* x = rows.x;
   for (std::int64_t first = 0; first < rows.num_rows; first += kRows) {
@@ -240,49 +262,26 @@ QUIRE_OP void MultiplyPanels(const OrderedRows& rows, const Panels& panels, std:
   }
 }
 
-// Orders `num_blocks` blocks of kPanels panels.
-template <int kPanels>
-QUIRE_OP void OrderPanels(const Panels& from, std::int64_t num_blocks, std::uint16_t* to) {
-  for (int c = 0; c < kPanels; ++c) {
-    for (std::int64_t at = 0; at < num_blocks * kTile; at += 64) {
-      const Weights weights = OrderWeights(from.w + c * from.w_stride + at);
-      _mm512_store_si512(to + c * kManyRowsBlocks * kTile + at, weights.even);
-      _mm512_store_si512(to + c * kManyRowsBlocks * kTile + at + 32, weights.odd);
-    }
-  }
-}
-
-// Multiplies the rows of row tiles from `tile` on.
+// Multiplies the rows of row tiles from `tile` on, two panels at a time.
 template <int kNextLines>
 __attribute__((noinline)) void MultiplyManyRows(const Bf16Product& p, const OrderedRows& rows,
                                                 std::int64_t tile, std::int64_t block,
                                                 std::int64_t num_blocks) {
-  alignas(64) std::uint16_t ordered[2 * kManyRowsBlocks * kTile];
-  const std::int64_t total_stride = p.num_row_tiles * kTotals;
-  Panels panels = {p.w + block * kTile, p.w_stride};
-  float* totals = p.totals + tile * kTotals;
-  // The last panels are followed by the next part of the first ones, or by the next product.
-  const std::uint16_t* const next_part =
-      block + num_blocks < p.num_blocks ? p.w + (block + num_blocks) * kTile : p.next_w;
-  std::int64_t panel = 0;
-  for (; panel + 2 <= p.num_panels; panel += 2) {
-    const bool is_last = panel + 4 > p.num_panels;
-    Panels source = panels;
-    if (!p.w_is_ordered) {
-      OrderPanels<2>(panels, num_blocks, ordered);
-      source = {ordered, kManyRowsBlocks * kTile};
+  for (std::int64_t panel = 0; panel < p.num_panels; panel += 2) {
+    const std::uint16_t* const w = p.w + panel * p.w_stride + block * kTile;
+    const std::uint16_t* const next_w = panel + 2 < p.num_panels ? w + 2 * p.w_stride : p.next_w;
+    float* const totals = p.totals + (panel * p.num_row_tiles + tile) * kTotals;
+    for (std::int64_t done = 0; done < num_blocks; done += kManyRowsBlocks) {
+      const std::int64_t left = num_blocks - done;
+      const std::int64_t count = left < kManyRowsBlocks ? left : kManyRowsBlocks;
+      const OrderedRows part = {rows.x + done * kTile, rows.x_stride, rows.num_rows};
+      const Panels panels = {w + done * kTile, p.w_stride};
+      const Panels next = {left > count ? panels.w + count * kTile : next_w, p.w_stride};
+      panel + 1 < p.num_panels
+          ? MultiplyPanels<2, kNextLines>(p, part, panels, count, totals, next)
+          : MultiplyPanels<1, kNextLines>(p, part, panels, count, totals, next);
     }
-    MultiplyPanels<2, kNextLines>(rows, source, num_blocks, totals, total_stride,
-                                  {is_last ? next_part : panels.w + 2 * p.w_stride, p.w_stride});
-    panels.w += 2 * p.w_stride;
-    totals += 2 * total_stride;
   }
-  if (panel == p.num_panels) return;
-  if (!p.w_is_ordered) {
-    OrderPanels<1>(panels, num_blocks, ordered);
-    panels = {ordered, kManyRowsBlocks * kTile};
-  }
-  MultiplyPanels<1, 0>(rows, panels, num_blocks, totals, total_stride, {nullptr, 0});
 }
 
 // Multiplies up to 8 rows.
@@ -319,16 +318,12 @@ QUIRE_OP void ClearTotals(const Bf16Product& p) {
 
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.
 __attribute__((noinline)) void MultiplyFlushed(const Bf16Product& p) {
-  alignas(64) std::uint16_t ordered[kFewRowsBlocks * kTile];
   if (p.is_first) ClearTotals(p);
-  const std::int64_t step = p.num_rows > 8 ? kManyRowsBlocks : kFewRowsBlocks;
-  for (std::int64_t block = 0; block < p.num_blocks; block += step) {
+  if (p.x_is_ordered) return MultiplyPart(p, {p.x, p.x_stride, p.num_rows}, 0, 0, p.num_blocks);
+  alignas(64) std::uint16_t ordered[kOrderedBlocks * kTile];
+  for (std::int64_t block = 0; block < p.num_blocks; block += kOrderedBlocks) {
     const std::int64_t left = p.num_blocks - block;
-    const std::int64_t num_blocks = left < step ? left : step;
-    if (p.x_is_ordered) {
-      MultiplyPart(p, {p.x + block * kTile, p.x_stride, p.num_rows}, 0, block, num_blocks);
-      continue;
-    }
+    const std::int64_t num_blocks = left < kOrderedBlocks ? left : kOrderedBlocks;
     for (std::int64_t tile = 0; tile < p.num_row_tiles; ++tile) {
       const std::int64_t rows_left = p.num_rows - tile * kRows;
       const std::int64_t num_rows = rows_left < kRows ? rows_left : kRows;

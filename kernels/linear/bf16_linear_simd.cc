@@ -430,8 +430,14 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
   auto* const buffer = reinterpret_cast<std::uint32_t*>(job.scratch);
   auto* const totals = reinterpret_cast<float*>(
       job.scratch + internal::WeightScratchBytes(static_cast<std::int64_t>(k)));
-  for (std::size_t k0 = 0; k0 < k; k0 += internal::kPartInputs) {
-    const std::size_t k1 = std::min<std::size_t>(k, k0 + internal::kPartInputs);
+  // Only vdpbf16ps multiplies ordered pairs. For other instructions they are copied in plain order.
+  const bool is_ordered = weight.has_ordered_pairs() && internal::NeedsOrderedRows(multiply);
+  const bool is_sequential = is_ordered && num_rows * k <= internal::kSequentialElements;
+  const std::size_t part_inputs = is_sequential ? k
+                                  : is_ordered  ? internal::kOrderedPartInputs
+                                                : internal::kPartInputs;
+  for (std::size_t k0 = 0; k0 < k; k0 += part_inputs) {
+    const std::size_t k1 = std::min<std::size_t>(k, k0 + part_inputs);
     const std::size_t part_blocks = (k1 - k0 + kBlock - 1) / kBlock;
     const std::size_t part_size = part_blocks * kPairs * kPanel;
     internal::Bf16Product product = {
@@ -445,11 +451,9 @@ void ComputeGroup(const internal::Bf16Panels& job, internal::Bf16MultiplyFn mult
         .num_blocks = static_cast<std::int64_t>(part_blocks),
         .num_rows = static_cast<std::int64_t>(num_rows),
         .is_first = k0 == 0,
-        .x_is_ordered = internal::NeedsOrderedRows(multiply)};
-    // Only vdpbf16ps multiplies ordered pairs. For other instructions they are copied in plain
-    // order.
-    product.w_is_ordered = weight.has_ordered_pairs() && product.x_is_ordered;
-    if (is_bf16 && (k1 - k0) % kBlock == 0 && product.w_is_ordered == weight.has_ordered_pairs()) {
+        .x_is_ordered = internal::NeedsOrderedRows(multiply),
+        .w_is_ordered = is_ordered};
+    if (is_bf16 && (k1 - k0) % kBlock == 0 && is_ordered == weight.has_ordered_pairs()) {
       product.w = PanelOf<std::uint16_t>(weight, begin) + k0 * kPanel;
       product.w_stride = weight.panel_bytes() / 2;
       // The next panels directly follow in memory.

@@ -144,7 +144,7 @@ void PlainLinear(benchmark::State& state, CpuActivations activations) {
 void LinearShapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"dtype", "n", "k", "m", "threads"})->UseRealTime();
   for (const std::int64_t threads : {1, 2}) {
-    for (const std::int64_t rows : {1, 8, 64, 512}) {
+    for (const std::int64_t rows : {1, 8, 32, 64, 512}) {
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 5632, 2048, rows, threads});
     }
     benchmark->Args({static_cast<std::int64_t>(DType::kF32), 5632, 2048, 1, threads});
