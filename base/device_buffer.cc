@@ -77,7 +77,7 @@ absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
   const std::string what = AllocationMessage(MemoryKind::kDevice, size_bytes);
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, size), what));
   absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), what);
-  // Waits for the fill, because other streams would not.
+  // Other streams do not wait for the fill, so this thread waits.
   if (zeroed.ok()) zeroed = CudaStatus(cudaStreamSynchronize(nullptr), what);
   if (!zeroed.ok()) {
     (void)cudaFree(data);

@@ -358,9 +358,9 @@ void WriteLines(LineQueue* queue) {
   }
 }
 
-// Starts the writer thread with all signals blocked. Otherwise it could receive the signals that
-// the process's signal thread handles, because the first line may be logged before the process
-// blocks them.
+// Starts the writer thread with all signals blocked, so that it receives no signal that the
+// process's signal thread handles. The first line may be logged before the process blocks these
+// signals.
 void StartWriter(LineQueue* queue) {
   sigset_t all, before;
   sigfillset(&all);

@@ -51,8 +51,8 @@ absl::Status CheckQuantizedShape(const QuantizedShape& shape) {
                      (shape.group == 16 && !is_int4);
   if (!known || shape.k % shape.group != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(WeightFormatName(shape.format), " weights have groups of ", shape.group,
-                     " of ", shape.k, " inputs", shape.has_min ? " with minimums" : "",
+        absl::StrCat(WeightFormatName(shape.format), " weights have ", shape.k,
+                     " inputs in groups of ", shape.group, shape.has_min ? " with minimums" : "",
                      ", a group must divide the inputs and be ", is_int4 ? "" : "16, ",
                      "32, 64 or 128", is_int4 || shape.has_min ? "" : ", or all inputs"));
   }
@@ -69,8 +69,8 @@ absl::Status CheckFp8Shape(const Fp8Shape& shape) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("fp8 weights have groups of ", shape.group, " of ", shape.k,
-                   " inputs, a group must be a multiple of 4, or all inputs"));
+      absl::StrCat("fp8 weights have ", shape.k, " inputs in groups of ", shape.group,
+                   ", a group must be a multiple of 4, or all inputs"));
 }
 
 }  // namespace quire

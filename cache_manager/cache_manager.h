@@ -107,8 +107,9 @@ class CacheManager {
 
   // Returns the longest prefix of `tokens`, of at most `max_tokens` tokens, that the cache can
   // reuse. `max_tokens` must exclude every token whose logits the caller needs, and at least the
-  // last token. `keys` are the keys of the full pages of `tokens` under `root`. Without `may_copy`
-  // the match has only full pages. Adds no references and counts nothing.
+  // last token. `root` is the hash of the sharing scope (HashRoot). `keys` are the keys of the full
+  // pages of `tokens` under this root. Without `may_copy` the match has only full pages. Adds no
+  // references and counts nothing.
   PrefixMatch Match(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
                     const Hash128& root, std::uint32_t max_tokens, bool may_copy = true) const {
     return index_.Match(tokens, keys, root, max_tokens, may_copy);

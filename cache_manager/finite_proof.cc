@@ -69,8 +69,8 @@ void FiniteProof::OnReplace(BatchRow row, std::uint32_t column, BlockId page) {
   if (pool_->is_proven_finite(page)) return;
   RowProof& proof = at(row);
   const std::uint32_t begin = column * rows_->layout().page_size();
-  const bool is_first = step_work_->num_completed() > proof.adoption_step;
-  proof.adopted_from = is_first ? begin : std::min(proof.adopted_from, begin);
+  const bool has_read_adopted = step_work_->num_completed() > proof.adoption_step;
+  proof.adopted_from = has_read_adopted ? begin : std::min(proof.adopted_from, begin);
   proof.adoption_step = step_work_->num_started();
   proof.proven_tokens = std::min(proof.proven_tokens, begin);
 }

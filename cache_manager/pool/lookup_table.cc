@@ -95,22 +95,21 @@ void LookupTable::SetLength(BatchRow row, std::uint32_t tokens) {
 absl::Status LookupTable::CheckIntegrity() const {
   for (std::uint32_t row = 0; row < max_rows_; ++row) {
     const std::uint32_t first = first_column_[row];
-    const std::uint32_t assigned = end_column_[row];
-    if (assigned > max_pages_ || first > assigned) {
+    const std::uint32_t end = end_column_[row];
+    if (end > max_pages_ || first > end) {
       return absl::InternalError(absl::StrCat("row ", row, " has pages in columns [", first, ", ",
-                                              assigned, "), the table has ", max_pages_,
-                                              " columns"));
+                                              end, "), the table has ", max_pages_, " columns"));
     }
-    if (assigned == 0 && lengths()[row] != 0) {
+    if (end == 0 && lengths()[row] != 0) {
       return absl::InternalError(
           absl::StrCat("row ", row, " has no pages but length ", lengths()[row]));
     }
     for (std::uint32_t column = 0; column < stride_; ++column) {
       const std::uint32_t page = *entry(BatchRow{row}, column);
-      if ((page != kNullBlock.value()) == (column >= first && column < assigned)) continue;
+      if ((page != kNullBlock.value()) == (column >= first && column < end)) continue;
       return absl::InternalError(absl::StrCat("row ", row, " column ", column, " holds page ", page,
                                               ", but the columns with pages are [", first, ", ",
-                                              assigned, ")"));
+                                              end, ")"));
     }
   }
   return absl::OkStatus();

@@ -174,7 +174,7 @@ void PrefixCache::AddStates(NodeId parent, NodeId path_child) {
     path_states_.push_back({states_->tokens(at(node).state), node, is_branch});
   };
   const auto path_tokens = tokens(path_child);
-  std::size_t others = at(parent).children.size();
+  std::size_t num_continuations = at(parent).children.size();
   const auto begin = static_cast<std::ptrdiff_t>(path_states_.size());
   std::uint32_t candidates = kMaxPartialCandidates;
   for (const Node* child = at(parent).children.front(); child != nullptr && candidates > 0;
@@ -185,11 +185,11 @@ void PrefixCache::AddStates(NodeId parent, NodeId path_child) {
     if (id(child) == path_child || stored.size() > path_tokens.size()) continue;
     if (!std::ranges::equal(stored, path_tokens.first(stored.size()))) continue;
     add(id(child), /*is_branch=*/false);
-    --others;
+    --num_continuations;
   }
   std::ranges::sort(path_states_.begin() + begin, path_states_.end(), std::greater(),
                     &PathState::tokens);
-  if (at(parent).state != kNullSlot) add(parent, /*is_branch=*/others > 1);
+  if (at(parent).state != kNullSlot) add(parent, /*is_branch=*/num_continuations > 1);
 }
 
 void PrefixCache::ThinStates(NodeId node, std::size_t limit) {

@@ -182,7 +182,7 @@ class PrefixCache {
     PageKey key;              // the scope for a root, unset for a partial child
     NodeId parent = kNoNode;  // kNoNode for a root
     std::uint32_t parent_generation = 0;
-    // Incremented when the slot is reused, so that stale NodeIds are detected.
+    // Incremented when the node is removed, so that CheckIntegrity detects remaining children.
     std::uint32_t generation = 0;
     std::uint32_t num_tokens = 0;  // page_size; fewer for a partial child; 0 for a root
     StateSlot state;               // snapshot after the last token; kNullSlot if none

@@ -78,17 +78,18 @@ struct ConstraintSpec {
   std::vector<std::string> triggers;  // texts that end free text; each is the beginning of a tag
   bool at_least_one_tag = false;
   bool stop_after_first_tag = false;
-  // For kToolCalls: the format of the model, which must be enforceable.
+  // The format of the model. Set for kToolCalls, where it must support forced calls, and if
+  // starts_after_reasoning is set.
   const text::ToolFormat* tool_format = nullptr;
-  // For kToolCalls: the prompt ends inside a reasoning section, so the output begins with the rest
-  // of that section.
+  // With starts_after_reasoning: the prompt ends inside a reasoning section, so the output begins
+  // with the rest of that section.
   bool opens_reasoning = false;
   // For kToolCalls: free text is allowed until the trigger of the format.
   bool calls_are_optional = false;
-  // With tool_format: the constraint begins after the reasoning section.
+  // The constraint begins after the reasoning section.
   bool starts_after_reasoning = false;
-  // ResolveConstraint clears this flag before compilation. If the output cannot contain reasoning
-  // after this prompt, it also clears starts_after_reasoning.
+  // If true and the output cannot contain reasoning after this prompt, ResolveConstraint clears
+  // starts_after_reasoning. It also clears this flag, so that compiled specs never have it.
   bool start_depends_on_prompt = false;
 
   std::int64_t InputBytes() const;  // total size of the client's texts in the spec

@@ -6,8 +6,8 @@
 //             function. A build is bounded by counted limits (GrammarLimits), without a timeout.
 // Invariants: `done` of each call of Compile is called once, or never if Cancel returned true for
 //             its ticket. The cache has at most `cache_bytes`. Callers that wait for equal specs
-//             share one build. At most `compile_threads` builds run, all at low priority. A build
-//             that runs completes, even without callers.
+//             share one build. At most `compile_threads` builds run, all at low priority. A
+//             running build continues even after its last caller has cancelled.
 // Threads:    thread-safe. `done` runs inside Compile if the call needs no build, inside the
 //             destructor if the build has not ended by then, and otherwise on a compiler thread. No
 //             lock is held during the call. `done` must not block.

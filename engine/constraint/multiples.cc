@@ -46,8 +46,8 @@ enum class Phase : std::uint8_t { kStart, kMinus, kWhole, kPoint, kFraction };
 
 // Result of comparing the digits read so far with the same number of digits of a bound.
 struct Comparison {
-  // Number of digits read of the current part (whole part or fraction). The count stops growing
-  // once the bound has no more digits in this part.
+  // Number of digits of the current part (whole part or fraction) read so far. The count stops
+  // growing once the bound has no more digits in this part.
   std::int32_t digits = 0;
   std::int32_t order = 0;  // less than, equal to or greater than zero
 

@@ -462,7 +462,7 @@ class Writer {
       std::vector<Expression> alternatives;
       if (!state.transitions.empty()) alternatives.push_back(WriteComma(next(state)));
       if (state.may_end) alternatives.push_back(AfterGap(GrammarText::Literal("]")));
-      // If nothing can follow in a state, no move leads to it, and its rest[i] stays empty.
+      // If nothing can follow in a state, no transition leads to it, and its rest[i] stays empty.
       if (!alternatives.empty()) rest[i] = grammar_.Share(GrammarText::Choice(alternatives));
     }
     const UniqueItems::State& start = items.states[0];
@@ -480,9 +480,9 @@ class Writer {
         {GrammarText::Literal(open), AfterGap(GrammarText::Literal(close))});
   }
 
-  // Writes the rest of an undeclared name with its closing quote. The name has a prefix of fewer
-  // than `depth` characters in common with a declared name, because each branching position costs
-  // the library a traversal of the vocabulary.
+  // Writes the rest of an undeclared name with its closing quote. The rest has fewer than `depth`
+  // leading characters in common with the names in `tree`. The depth is limited, because each
+  // branching position costs the library a traversal of the vocabulary.
   Expression WriteUndeclaredName(const NameTree& tree, int depth, const Quotes& quotes,
                                  const Expression& rest) {
     std::vector<Expression> options;

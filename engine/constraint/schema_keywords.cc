@@ -519,9 +519,9 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
   if (value.size() > kMaxTriggers) {
     return LeaveOut(absl::StrCat("has ", value.size(), " names, the limit is ", kMaxTriggers));
   }
-  const bool has_names_alone =
+  const bool has_only_name_lists =
       std::ranges::all_of(value, [](const OrderedJson& names) { return names.is_array(); });
-  if (!has_names_alone) {
+  if (!has_only_name_lists) {
     keywords_->hides_evaluation = true;
     return LeaveOut("is supported only with lists of names");
   }

@@ -192,8 +192,9 @@ class ShapeBuilder {
   void SetCounts(std::int64_t required, std::int64_t declared, ObjectShape* object);
   SchemaId ItemsAt(std::size_t index);
   // Returns whether `keyword`, unevaluatedItems or unevaluatedProperties, is enforced for the node
-  // at `index`. This requires that the node is the only seed (ReadShapes), and that it is known
-  // which items and properties the other nodes evaluate. Otherwise the keyword is ignored.
+  // at `index`. All other nodes must result from expanding this node; otherwise the keyword is left
+  // out (SchemaDocument::LeaveOut). It must also be known which items and properties these nodes
+  // evaluate; otherwise the keyword is ignored.
   bool AppliesUnevaluated(std::size_t index, const char* keyword);
   // Returns the first node that has the keyword.
   const Node& NodeWith(const char* keyword) const;

@@ -151,8 +151,8 @@ bool ShapeBuilder::AppliesUnevaluated(std::size_t index, const char* keyword) {
     document_.LeaveOut(*nodes_[index], keyword, "is not supported within an intersection");
     return false;
   }
-  // Another node that has an unevaluated keyword evaluates items or properties too. The keyword of
-  // this node is then not enforced.
+  // An unevaluated keyword of another node evaluates all remaining items or properties, so the
+  // keyword of this node is then not enforced.
   const bool is_known = std::ranges::none_of(nodes_, [&](const Node* node) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
     const bool evaluates_rest =

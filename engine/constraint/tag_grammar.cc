@@ -139,7 +139,7 @@ std::pair<absl::string_view, absl::string_view> ReasoningMarkers(const text::Too
   return {format.reasoning_begin, format.reasoning_end};
 }
 
-// Writes reasoning up to and including its last marker, then at most two newlines, then `next`.
+// Writes reasoning up to and including its end marker, then at most two newlines, then `next`.
 // With `may_end` the output may end inside the reasoning.
 Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& special,
                           const Expression& next, bool may_end, GrammarText* grammar) {

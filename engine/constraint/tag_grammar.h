@@ -33,15 +33,16 @@ absl::StatusOr<GrammarText::Expression> WriteStructuralTags(const ConstraintSpec
                                                             const WriteContent& content,
                                                             GrammarText* grammar);
 
-// Writes kToolCalls. REQUIRES: spec.tool_format can be forced, and has a trigger if calls are
-// optional.
+// Writes kToolCalls. REQUIRES: spec.tool_format supports forced calls, and has a trigger if calls
+// are optional.
 absl::StatusOr<GrammarText::Expression> WriteToolCalls(const ConstraintSpec& spec,
                                                        const SpecialTokens& special,
                                                        const WriteContent& content,
                                                        GrammarText* grammar);
 
-// Writes the output after the reasoning section, if the format has one. The section comes first if
-// spec.opens_reasoning, and is optional otherwise. REQUIRES: spec.tool_format is set.
+// Writes a reasoning section and then `answer`. If the format has no such section, returns `answer`
+// alone. If spec.opens_reasoning, the output begins inside the section; otherwise the section is
+// optional. REQUIRES: spec.tool_format is set.
 GrammarText::Expression WriteAfterReasoning(const ConstraintSpec& spec,
                                             const SpecialTokens& special,
                                             const GrammarText::Expression& answer,

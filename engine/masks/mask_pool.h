@@ -65,10 +65,10 @@ class ChoiceMask {
   friend class MaskPool;
 
   MaskRules rules_;
-  // The matcher of the constraint, which the first mask thread creates.
+  // The matcher of the constraint; null until the first mask is computed.
   std::unique_ptr<ConstraintMatcher> matcher_;
   std::int32_t banned_state_ = 0;                  // BannedText::kStart
-  std::shared_ptr<RepeatPenalty> repeat_penalty_;  // the first mask thread copies it from rules_
+  std::shared_ptr<RepeatPenalty> repeat_penalty_;  // null until the first mask is computed
   std::vector<kernels::LogitBias> bias_;
   std::int32_t token_ = -1;      // the token to advance by; -1 if there is none yet
   std::int64_t num_tokens_ = 0;  // number of tokens passed to Advance

@@ -1,11 +1,12 @@
 #pragma once
 
 // DRY: a penalty for tokens that would continue a repetition. A match of length n is an earlier
-// occurrence of the last n tokens. Let n be the length of the longest match that a token followed.
-// If n is at least allowed_length, the logit of that token is reduced by multiplier * base^(n -
-// allowed_length). A match contains no token that breaks matches, and lies in the last
-// window_tokens tokens of prompt and output. A token breaks matches, and is not penalized, if a
-// breaker ends in it or if it has no text. The breaker may begin in an earlier token.
+// occurrence of the last n tokens. For a candidate token, n is the length of the longest match that
+// this token has followed. If n is at least allowed_length, the logit of the token is reduced by
+// multiplier * base^(n - allowed_length). A match contains no token that breaks matches, and lies
+// in the last window_tokens tokens of prompt and output. A token breaks matches, and is not
+// penalized, if a breaker ends in it or if it has no text. The breaker may begin in an earlier
+// token.
 //
 // Place:      a text worker creates it from a prompt. The mask thread that fills the first mask of
 //             a choice copies it.

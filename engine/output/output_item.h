@@ -29,7 +29,7 @@ struct OutputItem {
   };
 
   // The log-probability of a prompt token or a sampled token.
-  struct PromptLogprob {
+  struct Logprob {
     std::int32_t token = 0;
     float logprob = 0;
     std::int32_t rank = 0;
@@ -57,7 +57,7 @@ struct OutputItem {
   std::unique_ptr<Start> start;
 
   // kToken
-  PromptLogprob token;
+  Logprob token;
   std::optional<FinishReason> finish;
   // kToken with finish, kChoiceEnd: counters of the choice.
   std::int32_t preemptions = 0;
@@ -65,7 +65,7 @@ struct OutputItem {
 
   // kPromptLogprobs: positions [start_position, start_position + prompt_logprobs.size())
   std::int32_t start_position = 0;
-  std::vector<PromptLogprob> prompt_logprobs;
+  std::vector<Logprob> prompt_logprobs;
 
   std::vector<float> pooled;  // kPooled: [hidden]
 

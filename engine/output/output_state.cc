@@ -74,16 +74,16 @@ void OutputState::Start(const OutputItem& item) {
   }
 }
 
-TokenLogprob OutputState::MakeLogprob(const OutputItem::PromptLogprob& prompt_logprob) const {
-  TokenLogprob logprob{.token = prompt_logprob.token,
-                       .logprob = prompt_logprob.logprob,
-                       .rank = prompt_logprob.rank,
-                       .bytes = tokenizer_.TokenBytes(prompt_logprob.token),
+TokenLogprob OutputState::MakeLogprob(const OutputItem::Logprob& item_logprob) const {
+  TokenLogprob logprob{.token = item_logprob.token,
+                       .logprob = item_logprob.logprob,
+                       .rank = item_logprob.rank,
+                       .bytes = tokenizer_.TokenBytes(item_logprob.token),
                        .processed_logprob = std::nullopt,
                        .text_offset = 0,
                        .top = {}};
-  logprob.top.reserve(prompt_logprob.top.size());
-  for (const kernels::TopLogprob& top : prompt_logprob.top) {
+  logprob.top.reserve(item_logprob.top.size());
+  for (const kernels::TopLogprob& top : item_logprob.top) {
     logprob.top.push_back({top.token, top.logprob, tokenizer_.TokenBytes(top.token)});
   }
   return logprob;

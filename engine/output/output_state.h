@@ -84,7 +84,7 @@ class OutputState {
   void AddParts(Choice& choice, std::vector<text::OutputPart> parts);
   std::string CallId(const Choice& choice) const;
   void WriteDelta(Choice& choice, bool is_last);
-  TokenLogprob MakeLogprob(const OutputItem::PromptLogprob& prompt_logprob) const;
+  TokenLogprob MakeLogprob(const OutputItem::Logprob& item_logprob) const;
   Usage UsageOf(const Choice& choice) const;
   std::int32_t prompt_tokens() const {
     return accepted_->progress.prompt_tokens.load(std::memory_order_relaxed);

@@ -21,7 +21,7 @@ struct StepNumbers {
   StepKind kind = StepKind::kDecode;
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
-  absl::Duration wall, schedule, prepare, output;  // the remainder of wall is the runner's
+  absl::Duration wall, schedule, prepare, output;  // wall time, and host times of the stages
   absl::Duration expected;                         // expected value of wall; zero: not known
 };
 

@@ -356,7 +356,7 @@ TEST(QuantizedShapeTest, RejectsUnsupportedShapes) {
       {{kInt8, 16, 0, 0}, "[16, 0]"},
       {{kInt8, 16, 65540, 65540}, "65536"},
       {{kInt8, 16, 96, 48}, "groups of 48"},
-      {{kInt8, 16, 80, 32}, "of 80 inputs"},
+      {{kInt8, 16, 80, 32}, "80 inputs in groups of 32"},
       {{kInt8, 16, 80, 80, true}, "with minimums"},
       {{kInt8, 16, 64, 32, false, true}, "zero points without has_min"},
       {{kInt4, 16, 64, 32, true, false, true}, "an act-order permutation and minimums"},
