@@ -13,8 +13,8 @@
 namespace quire {
 
 // Returns OK if `path` is a directory of this user, not a symbolic link, and no other user may
-// enter or read it. Returns NOT_FOUND if nothing exists there, and otherwise FAILED_PRECONDITION
-// with the cause.
+// enter or read it. Returns NOT_FOUND if `path` does not exist or cannot be inspected. Otherwise
+// returns FAILED_PRECONDITION with the cause.
 absl::Status CheckPrivateDir(const std::string& path);
 
 // Creates the directory if it does not exist, then checks it. Returns UNAVAILABLE when it cannot be

@@ -135,7 +135,7 @@ class Registry {
                         std::function<double()> read);
 
   // A scrape sees either all changes made in the scope of an Update or none of them. Scrapes wait
-  // for open updates; updates never wait. Only store values in the scope.
+  // for open updates; updates never wait. The scope must only store values.
   class Update {
    public:
     explicit Update(Registry* registry);

@@ -22,8 +22,8 @@ namespace quire::cache {
 // replacement read the old page, so their logits prove nothing about the new one.
 //
 // Place:      above RowPages, below PrefixIndex. BlockPool stores the flag of each page.
-// Invariants: a row has pages for its proven tokens. In groups without a window, every page that is
-//             full of proven tokens is proven finite. See CheckIntegrity().
+// Invariants: a row has reserved the columns of its proven tokens. In groups without a window,
+//             every page that is full of proven tokens is proven finite. See CheckIntegrity().
 // Threads:    engine thread only.
 // Lifetime:   destroyed before the objects passed to the constructor.
 class FiniteProof {

@@ -7,7 +7,7 @@
 namespace quire::cache {
 namespace {
 
-// The first word of the hashed bytes, so that keys of roots differ from keys of pages.
+// The first word of the hashed bytes. It ensures that keys of roots differ from keys of pages.
 constexpr std::uint64_t kRootDomain = 0x746f6f72;  // "root"
 constexpr std::uint64_t kPageDomain = 0x65676170;  // "page"
 

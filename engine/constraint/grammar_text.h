@@ -77,8 +77,7 @@ class GrammarText {
   // Creates a rule, which may be referenced before it is defined.
   Rule Reserve();
   // `followed_by` describes the text that follows every occurrence of the rule; empty if it is
-  // unknown. Precomputed masks are exact in both cases, but without a description they take
-  // longer to complete.
+  // unknown. Masks are exact in both cases, but take longer to compute without a description.
   void Define(Rule rule, const Expression& body, const Expression& followed_by = {});
   // Creates a rule for the body; equal bodies share one rule.
   Expression Share(const Expression& body);

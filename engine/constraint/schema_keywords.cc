@@ -14,7 +14,7 @@ namespace quire::engine {
 namespace {
 
 constexpr std::int64_t kMaxCount = 1'000'000'000;
-constexpr std::size_t kMaxTriggers = 4;
+constexpr std::size_t kMaxDependentRequired = 4;
 constexpr std::size_t kMaxValues = 4096;
 
 // Keywords that do not restrict values. `then` and `else` have no effect without `if`, which is not
@@ -516,8 +516,9 @@ void NodeReader::Id(const OrderedJson& value) {
 
 void NodeReader::DependentRequired(const OrderedJson& value) {
   if (!value.is_object()) return Refuse("must be an object of lists of names");
-  if (value.size() > kMaxTriggers) {
-    return LeaveOut(absl::StrCat("has ", value.size(), " names, the limit is ", kMaxTriggers));
+  if (value.size() > kMaxDependentRequired) {
+    return LeaveOut(
+        absl::StrCat("has ", value.size(), " names, the limit is ", kMaxDependentRequired));
   }
   const bool has_only_name_lists =
       std::ranges::all_of(value, [](const OrderedJson& names) { return names.is_array(); });

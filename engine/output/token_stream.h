@@ -149,7 +149,7 @@ class TokenStream {
   // Returns the time that Finish set, or 0 before.
   absl::Duration time_to_first_token() const;
   // Sets a callback. After Take returned nothing, the thread that writes the next event or the end
-  // calls it once, without holding the mutex. If an event or the end is already available,
+  // calls it once. The callback may call Take. If an event or the end is already available,
   // SetReadyCallback itself calls the callback. There is one callback at a time. Passing null
   // removes it and returns after a running call has ended. Must not be called from inside the
   // callback.

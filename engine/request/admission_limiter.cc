@@ -93,7 +93,8 @@ absl::Status AdmissionLimiter::CheckTenantTokens(const std::string& tenant,
   const auto found = waiting_by_tenant_.find(tenant);
   const std::int64_t value = found == waiting_by_tenant_.end() ? 0 : found->second.tokens;
   if (!limit || more_tokens <= *limit - value) return absl::OkStatus();
-  return TenantFullError(tenant, "waiting prompt tokens", "max_queued_tokens", value, *limit);
+  return TenantFullError(tenant, "waiting prompt tokens and no room for this prompt",
+                         "max_queued_tokens", value, *limit);
 }
 
 void AdmissionLimiter::Count(const std::string& tenant, std::int32_t requests,
