@@ -42,7 +42,7 @@ struct TenantRequests {
   // Sequence number of the last time that a request of the tenant started, or of the tenant's
   // arrival if none has started. Unique among the tenants.
   std::uint64_t last_start = 0;
-  std::uint32_t num_prompts = 0;  // prompts counted so far while the prompts of a step are ordered
+  std::uint32_t num_prompts = 0;  // scratch of PrefillPlanner, which orders the prompts of a step
 
   bool may_start() const { return running < max_running; }
   // The tenant with the smallest value comes first: the one with the fewest running requests, then

@@ -57,7 +57,7 @@ bool NeedsTokenTexts(const Request& request);
 void AddTextRules(const Request& request, std::shared_ptr<const TokenTexts> texts,
                   PreparedPrompt* prompt);
 // Counts the prompt's tokens against the limits. Returns QUEUE_FULL or TENANT_LIMIT if a limit is
-// reached. No later step of the preparation may fail, because the tokens would stay counted.
+// reached. Called last, because the tokens of a prompt that is dropped later would stay counted.
 absl::Status CountPrompt(const Request& request, AdmissionLimiter* limiter, PreparedPrompt* prompt);
 
 class TextStage {

@@ -13,8 +13,8 @@ namespace {
 
 // Prompt positions whose log-probabilities were requested must be computed, and so must the last
 // token. After a preemption the match ends at the highest position that the sequence had computed,
-// because further tokens would count as cache hits a second time. Without `may_copy` the match has
-// only full pages.
+// because the first lookup has counted later prompt tokens as not cached. Without `may_copy` the
+// match has only full pages.
 cache::PrefixMatch MatchPrefix(const cache::CacheManager& cache, const Sequence& sequence,
                                bool may_copy = true) {
   const ScheduledRequest& request = *sequence.request;
@@ -72,8 +72,8 @@ void Admission::CountWaiting(const ScheduledRequest& request, std::int64_t sign)
 }
 
 bool Admission::AdmitBefore(const Sequence* next, absl::Time now) {
-  // Under overload no row or token budget is left, and the loop is not entered. A sequence runs
-  // then, so no request is stuck.
+  // The loop is not entered if no row or token budget is left. In that case a sequence runs, so no
+  // request is stuck.
   while (HasRows(1) && draft_->budget() > 0 && draft_->prompt_budget() > 0) {
     const auto preempted = std::ranges::find_if(
         rows_->preempted(), [](const Sequence* sequence) { return !sequence->is_stalled; });

@@ -8,7 +8,8 @@
 // and so are tenants at their limit of running requests.
 //
 //   safe:        a request is admitted if the pool has enough pages for this and all other admitted
-//                requests, even if each of them reaches its limit. No sequence ever loses a page.
+//                requests, even if each of them generates max_tokens tokens. No sequence ever loses
+//                a page.
 //   overcommit:  a request is admitted if its prompt and one more page fit. If a row cannot grow
 //                later, a victim is preempted (preemption.h) and its tokens are computed again.
 //

@@ -71,7 +71,8 @@ void DecodePlanner::AddRows(const Admission& admission) {
   for (const Sequence* sequence : ready_rows_) tokens += NextTokens(*sequence);
   std::uint32_t limit = draft_->budget();
   const std::uint32_t without_prompts = limit > page_size_ ? limit - page_size_ : limit;
-  // The check for prompts is needed only if leaving tokens for them displaces decode rows.
+  // If the decode rows and a page of prompt tokens both fit, the limit need not be lowered, and
+  // AnyMayStart is not called.
   if (tokens > without_prompts && (num_prompts_ > 0 || admission.AnyMayStart())) {
     limit = without_prompts;
   }

@@ -21,7 +21,7 @@ namespace quire::engine {
 
 // Returns the victim among `running`, which is sorted by admission, or null if there is none. The
 // candidates are compared by these criteria, in this order:
-//   1. preempting it frees pages (`frees_pages`), rather than only pages that others share;
+//   1. it has pages that no other sequence shares, so preempting it frees them (`frees_pages`);
 //   2. it has more than `page_size` tokens left, and fewer than `max_preemptions` preemptions;
 //   3. it is stalled, so it would make no progress if it kept its pages;
 //   4. its tenant is the last by TenantRequests::order;

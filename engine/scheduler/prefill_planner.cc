@@ -38,11 +38,12 @@ std::uint32_t PrefillPlanner::TakeChunkPages(Sequence& sequence, std::uint32_t c
   const std::uint32_t begin = sequence.launched();
   std::uint32_t reserved = cache_->reserved_tokens(*sequence.row);
   while (reserved < begin + chunk) {
-    std::uint32_t columns = cache_->available_pages() / cache_->demand().num_window_groups();
-    if (reserved == begin) columns = std::max(columns, 1u);
-    if (columns == 0) break;
+    std::uint32_t pages_per_group =
+        cache_->available_pages() / cache_->demand().num_window_groups();
+    if (reserved == begin) pages_per_group = std::max(pages_per_group, 1u);
+    if (pages_per_group == 0) break;
     const std::uint64_t end = std::min<std::uint64_t>(
-        begin + chunk, reserved + std::uint64_t{columns} * cache_->page_size());
+        begin + chunk, reserved + std::uint64_t{pages_per_group} * cache_->page_size());
     const GrowResult result = rows_->Grow(sequence, static_cast<std::uint32_t>(end),
                                           has_step_in_flight, &draft_->plan().preempted);
     needs_outcome_ |= result == GrowResult::kNeedsOutcome;

@@ -5,8 +5,8 @@
 //
 // The prompts of one tenant are ordered by PromptRank: short prompts precede long ones. The first
 // prompts of all tenants precede the second ones, so that the priorities of one tenant do not delay
-// another. In one of SchedulerPolicy::steps_per_oldest_first steps the oldest prompt is served
-// first, so that it progresses whatever else arrives.
+// another. Every SchedulerPolicy::steps_per_oldest_first steps, the oldest prompt is served first,
+// so that it progresses whatever else arrives.
 //
 // Place:      part of Scheduler; the last planner of a step.
 // Invariants: its results depend only on its calls.

@@ -17,12 +17,13 @@ struct SchedulerPolicy {
   // For a step that a stream waits for, the automatic step-time target is this many times the
   // expected time of the step's decode rows alone.
   int target_factor = 3;
-  // Replaces target_factor while the prompts are more than half as many as the decode rows. The
-  // sooner a prompt ends, the sooner it is a decode row, and all rows share the weight reads.
+  // Replaces target_factor while the prompts are more than half as many as the decode rows. A
+  // prompt that finishes sooner becomes a decode row sooner, and all decode rows of a step share
+  // one read of the weights.
   int target_factor_with_many_prompts = 4;
   // For a step that no stream waits for, the automatic target is this many times the expected time
-  // of one decode row. Such a row takes about as long as reading the weights once. Reading the
-  // weights is then a small part of the step.
+  // of one decode row. Such a row takes about as long as reading the weights once. With this
+  // target, reading the weights is a small part of the step.
   int target_factor_prefill_only = 16;
   absl::Duration min_target = absl::Milliseconds(20);
   absl::Duration max_target = absl::Milliseconds(500);
@@ -39,8 +40,8 @@ struct SchedulerPolicy {
   // tiles of the CPU compute that many rows together. The first prompt of a step gets at least this
   // many tokens.
   std::uint32_t row_tile = 8;
-  // In one of this many steps with prompts, the oldest prompt is served first. In the other steps
-  // the shortest prompt is served first.
+  // Of this many consecutive steps with prompts, one serves the oldest prompt first. The others
+  // serve the shortest prompt first.
   std::uint64_t steps_per_oldest_first = 4;
   // A sequence that was preempted this often is preempted again only if no other can be.
   std::int32_t max_preemptions = 3;

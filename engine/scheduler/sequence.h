@@ -37,7 +37,7 @@ class ChoiceMask;
 
 enum class SequenceState : std::uint8_t {
   kWaiting,  // for its WaitCause
-  kQueued,   // never admitted, or a choice whose request is not in prefill
+  kQueued,   // not admitted yet, or queued again because the first choice lost its pages
   kPrefill,
   kDecode,
   kPreempted,

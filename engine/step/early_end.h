@@ -19,8 +19,8 @@ struct EarlyEnd {
   std::string text = {};               // for kAdmin: the operator's reason
 };
 
-// Returns a status with the reason of the source. For kDeadline, the status also names the stage
-// that the request had reached and the number of its output tokens.
+// Returns the status whose Reason corresponds to `end.source`. For kDeadline, the status also names
+// the stage that the request had reached and the number of its output tokens.
 absl::Status EarlyEndStatus(const ScheduledRequest& live, const EarlyEnd& end);
 
 }  // namespace quire::engine

@@ -86,7 +86,7 @@ void EngineMeter::PublishWork(absl::Time now) {
   PublishCacheStats(EvictionCause::kAllocation);
   const std::int64_t waiting_tokens = scheduler_->admission().waiting_work().uncached_tokens;
   probe_->requests.ShowWaitingTokens(waiting_tokens);
-  // No step follows when no request is left, so the final state is always reported.
+  // The state without any request is always reported, because no later step would report it.
   if (now >= limiter_update_time_ + kBetweenLimiterUpdates || num_running_ + num_waiting_ == 0) {
     limiter_update_time_ = now;
     limiter_->Update({.prompt_tokens = waiting_tokens,

@@ -23,8 +23,8 @@ bool IsComplete(const Sequence& sequence) {
 }
 
 // Returns whether the choice can be sampled now. Before the fork all choices of the request are
-// sampled together. A choice whose constraint is complete or whose mask failed is not sampled:
-// the next FindEnds ends it.
+// sampled together. A choice whose constraint is complete or whose mask failed is not sampled. The
+// next FindEnds returns it as a choice to end.
 bool CanSample(const Sequence& sequence) {
   const auto has_mask = [](const Sequence& choice) {
     return choice.mask->is_ready() && choice.mask->status().ok() && !IsComplete(choice);
@@ -71,7 +71,7 @@ void MaskGate::AwaitNextSamples(std::span<Sequence* const> running, absl::Durati
     if (is_next && !sequence->awaits_mask) AddAwaited(*sequence);
   }
   if (awaited_masks_.empty()) return;
-  // `expected` is clamped, because the last step may have computed a long prompt.
+  // The timeout is clamped, because the last step may have computed a long prompt.
   masks_.WaitAll(awaited_masks_, std::clamp(expected * kMaxDelayFraction, kMinWait, kMaxWait));
 }
 

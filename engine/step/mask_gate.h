@@ -49,8 +49,8 @@ class MaskGate {
 
   // The two functions below do nothing if the model has no recurrent states.
   //
-  // Waits for the masks of rows that the next step samples. The wait is at most 5 % of `expected`,
-  // the expected time of the last step, clamped to 0.2 to 20 ms.
+  // Waits for the masks of rows that the next step samples. `expected` is the expected time of the
+  // last step. The timeout is 5 % of `expected`, but at least 0.2 ms and at most 20 ms.
   void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
   // Stalls the rows that would sample without a mask. REQUIRES: FindEnds ran before this call.
   void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
