@@ -161,8 +161,8 @@ class GgufParser {
     return CheckCount("kv_count", *kv_count);
   }
 
-  // Rejects a count that exceeds the file size. Smaller counts are read until the file ends, so the
-  // error of a truncated file names the item at which it ends.
+  // Rejects a count that exceeds the file size. With a smaller count, items are read until the file
+  // ends, so the error of a truncated file names the item at which the file ends.
   absl::Status CheckCount(absl::string_view field, std::uint64_t count) const {
     if (count <= bytes_.size()) return absl::OkStatus();
     return Refuse(field,

@@ -74,8 +74,8 @@ absl::Status FillDetails(const PullState& pull, absl::string_view commit, HttpCl
   if (answer.status >= 400) return AnswerError(pull.settings, pull.name, answer);
   if (!IsContentHash(answer.etag) || !answer.size_bytes || *answer.size_bytes > kMaxFileBytes) {
     return absl::FailedPreconditionError(
-        absl::StrCat(pull.settings.endpoint, " gives no size or no SHA-256 or git hash for ",
-                     file->name, ", so it cannot be verified"));
+        absl::StrCat(pull.settings.endpoint, " reports no valid size or no content hash for ",
+                     file->name, ", so the file cannot be verified"));
   }
   file->hash = answer.etag;
   file->size_bytes = *answer.size_bytes;

@@ -58,8 +58,8 @@ __device__ __forceinline__ float ReciprocalOfPower(float x) {
   return cuda::Div(1.0f, x);
 }
 
-// Converts two bytes to two f16. kPair selects bytes 0 and 1 (0), 2 and 3 (1), 0 and 2 (2), or 1
-// and 3 (3).
+// Converts two bytes to two f16: bytes 0 and 1 if kPair is 0, bytes 2 and 3 if it is 1, bytes 0 and
+// 2 if it is 2, and bytes 1 and 3 if it is 3.
 template <typename T, int kPair>
 __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   if constexpr (std::is_same_v<T, F8E4M3>) {
@@ -442,9 +442,9 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
-// Called after the item's tile left.first, with left.end the end of the item's tiles. At the end of
-// a span, reduces the warps' states into `reduce`. `scratch` is shared memory that no pending copy
-// writes.
+// Called when tile left.first of the item is processed. left.end is the end of the item's tiles. At
+// the end of a span, reduces the warps' states into `reduce`. `scratch` is shared memory that no
+// pending copy writes.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,

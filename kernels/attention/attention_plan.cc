@@ -95,7 +95,7 @@ AttentionWorkCounts WorkBounds(const AttentionPlanLimits& limits, std::uint32_t 
 
 namespace {
 
-// The rows of one sequence, divided by class.
+// The rows of one sequence, divided into prefill and decode rows.
 struct Sequence {
   std::uint32_t index;
   std::uint32_t first_row;

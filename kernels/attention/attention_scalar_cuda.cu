@@ -1,9 +1,9 @@
-// Attention without tensor cores: one warp per row and query head. It runs for f32 activations, f32
-// pages and head sizes that other kernels do not support. Device tests use it as the reference for
-// the other kernels. Each lane computes the score of one token and several value columns. Each
-// online-softmax step covers 32 tokens from a multiple of 32 on, so a row's bits depend only on its
-// position. Every element is read with KvView::load. The kernel is not optimized: each lane reads a
-// whole K row.
+// Attention without tensor cores: one warp per row and query head. It runs for f32 activations, for
+// f32 pages, and for head sizes that other kernels do not support. Device tests use it as the
+// reference for the other kernels. Each lane computes the score of one token and several value
+// columns. Each online-softmax step covers 32 tokens from a multiple of 32 on, so a row's bits
+// depend only on its position. Every element is read with KvView::load. The kernel is not
+// optimized: each lane reads a whole K row.
 
 #include "kernels/attention/attention_launch.h"
 #include "kernels/backend/exact_gate.h"

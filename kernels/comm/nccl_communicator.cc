@@ -70,12 +70,12 @@ class NcclCommunicator::Group {
   absl::Status BeginStep(std::uint32_t rank, std::uint32_t num_rows) {
     const MutexLock lock(&mutex_);
     if (!aborted_.ok()) return aborted_;
-    const auto [last, first] = std::minmax_element(begun_.begin(), begun_.begin() + size_);
-    const bool is_new = begun_[rank] == *first;
-    if (is_new && *first - *last == kStepsAhead) {
+    const auto [slowest, fastest] = std::minmax_element(begun_.begin(), begun_.begin() + size_);
+    const bool is_new = begun_[rank] == *fastest;
+    if (is_new && *fastest - *slowest == kStepsAhead) {
       aborted_ = absl::FailedPreconditionError(
           absl::StrCat("rank ", rank, " is ", kStepsAhead + 1, " steps ahead of rank ",
-                       last - begun_.begin(), ", the limit is ", kStepsAhead));
+                       slowest - begun_.begin(), ", the limit is ", kStepsAhead));
       return aborted_;
     }
     Step& step = steps_[begun_[rank]++ % kStepsAhead];

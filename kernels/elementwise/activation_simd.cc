@@ -1,6 +1,6 @@
 // The vector code of the gated product. It reads 8 bytes and writes 4 per element. The exp and the
 // division dominate the time, with about 30 instructions per register (60 for GELU with erf). The
-// tail of a row is copied to a padded register, so that every element is computed by the same exp.
+// tail of a row is copied to a padded buffer, so that every element is computed by the same exp.
 
 #include <cstddef>
 #include <cstdint>

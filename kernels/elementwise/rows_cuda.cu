@@ -1,6 +1,7 @@
 // Small ops over f32 rows. All but SumRows are bound by memory. Their grid is rows by blocks of
 // columns, with one element per thread. SumRows has one thread per column, which adds the rows in
-// order. It uses few blocks, which is acceptable because only requests for mean pooling use it.
+// order. Mean pooling therefore uses few blocks, which is acceptable because only embedding
+// requests need it.
 
 #include <cmath>
 #include <cstdint>

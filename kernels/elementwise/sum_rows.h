@@ -1,6 +1,6 @@
 #pragma once
 
-// Sums rows, for mean pooling of hidden states.
+// Sums rows, for mean pooling of hidden states and for sums over GPUs (NcclCommunicator).
 
 #include <cstdint>
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ std::uint32_t FirstColumn(std::uint32_t piece) {
   return kColumns * (cuda::Lane() + piece * cuda::kWarpSize);
 }
 
-// Returns 1 / rms of a head, in the reduction order of RmsNorm's group kernel.
+// Returns 1 / rms of a head, in the reduction order of GroupNormKernel (kernels/norm).
 template <std::uint32_t kPieces>
 __device__ __forceinline__ float InverseRms(const HeadValues<kPieces>& x, std::uint32_t head_size,
                                             float epsilon) {
