@@ -1,7 +1,6 @@
 #pragma once
 
-// The meaning of CpuActivations::kAuto for the weights of a model: the fastest activations that
-// round no weight unasked.
+// Chooses the activations that CpuActivations::kAuto means for the weights of a model.
 
 #include "kernels/backend/backend.h"
 

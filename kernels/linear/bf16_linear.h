@@ -88,8 +88,8 @@ void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* t
 // for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
 
-// Returns true if LinearBf16 orders the rows for `multiply` (Bf16Product::x_is_ordered). The
-// function also multiplies rows that are not ordered, but then orders them in each call.
+// Returns true if LinearBf16 orders the rows for `multiply` (Bf16Product::x_is_ordered). `multiply`
+// also accepts rows that are not ordered, but then orders them in each call.
 bool NeedsOrderedRows(Bf16MultiplyFn multiply);
 
 // Arguments of LinearBf16Panels, which computes panels [panel_begin, panel_end) for all rows.

@@ -1,5 +1,5 @@
-// Multiplies bf16 with the instruction vdpbf16ps. It adds two products to a sum: first the product
-// of the upper halves, then the product of the lower halves. Each addition is like a fused
+// Multiplies bf16 with the instruction vdpbf16ps. To each 32-bit lane, it adds the product of the
+// operands' upper halves and then that of their lower halves. Each addition is like a fused
 // multiply-add that flushes subnormal numbers. Operands are ordered so that both products belong to
 // the even inputs or both to the odd inputs (bf16_linear.h). Four inputs need two instructions
 // instead of four multiply-adds.
@@ -31,7 +31,7 @@ constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
 // Blocks of inputs for which more than 8 rows are multiplied at once. Two panels and 32 rows fill
-// two thirds of an L1 of 48 KiB. The next weights take the place of the last ones.
+// two thirds of an L1 of 48 KiB. The next panels replace the previous ones.
 constexpr std::int64_t kManyRowsBlocks = 8;
 constexpr std::int64_t kOrderedBlocks = 16;  // blocks of rows that are ordered at once
 constexpr std::int64_t kBlocksAhead = 8;     // distance of prefetches for up to 8 rows
@@ -154,7 +154,8 @@ QUIRE_OP void MultiplyTile(const std::uint16_t* x, const Panels& panels, std::in
         MultiplyGroup<kTileRows, kPanels, kSource>(x, w, group, &sums);
       }
     } else {
-      // 2 to 7 % faster than a loop. Few rows are slower, because memory limits them.
+      // Unrolling makes this loop 2 to 7 % faster. It would slow down the loop for few rows above,
+      // which is limited by memory.
 #pragma GCC unroll 8
       for (int group = 0; group < 8; ++group) {
         if (group < kNextLines) Prefetch<1, kPanels>(next_w, group);

@@ -142,7 +142,7 @@ void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k
 }
 
 // How integers become weights. A stored integer u is first converted to the float v = base + u,
-// with base 256 for 8 bits and 16 for 4 bits. The upper bits of its mantissa are u.
+// with base 256 for 8 bits and 16 for 4 bits. The upper bits of the mantissa of v are u.
 enum class IntScale {
   kF16,         // v * scale + addend; products of f16 scales and small integers are exact
   kMin,         // (v - base) * scale + addend
@@ -187,8 +187,8 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
   const DF d;
   const DU du;
   constexpr std::size_t kInputs = 32 / kBits;  // inputs of a unit
-  constexpr int kTop = 23 - kBits;             // lowest bit of u in the mantissa
-  constexpr std::uint32_t kMask = ((1u << kBits) - 1) << kTop;
+  constexpr int kLowestBit = 23 - kBits;       // lowest bit of u in the mantissa
+  constexpr std::uint32_t kMask = ((1u << kBits) - 1) << kLowestBit;
   const VU base = hn::BitCast(du, hn::Set(d, panel.base));
   for (std::size_t begin = k0, end = k0; begin < k1; begin = end) {
     const std::size_t g = begin / panel.group;
@@ -198,8 +198,8 @@ void DequantizeIntPanel(const IntPanel& panel, std::size_t k0, std::size_t k1, s
     const auto value = [&](VU unit, auto from) HWY_ATTR __attribute__((always_inline)) {
       constexpr int kFrom = decltype(from)::value;
       VU u = unit;
-      if constexpr (kFrom < kTop) u = hn::ShiftLeft<kTop - kFrom>(unit);
-      if constexpr (kFrom > kTop) u = hn::ShiftRight<kFrom - kTop>(unit);
+      if constexpr (kFrom < kLowestBit) u = hn::ShiftLeft<kLowestBit - kFrom>(unit);
+      if constexpr (kFrom > kLowestBit) u = hn::ShiftRight<kFrom - kLowestBit>(unit);
       const VF v = hn::BitCast(d, hn::OrAnd(base, u, hn::Set(du, kMask)));
       if constexpr (kScale == IntScale::kF16) return hn::MulAdd(v, group.scale, group.addend);
       if constexpr (kScale == IntScale::kMin) {

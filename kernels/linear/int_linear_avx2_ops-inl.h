@@ -1,5 +1,5 @@
-// Operations on 256-bit registers for int_linear_tiles-inl.h, with AVX2, FMA and F16C. The source
-// files of the levels that use them include this file.
+// Operations on 256-bit registers for int_linear_tiles-inl.h, with AVX2, FMA and F16C. Included by
+// int_linear_avx2.cc and int_linear_avxvnni.cc.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// The integer linear of the AVX-512 levels, with or without dot product instructions. Each level
-// has one source file, which includes this file. Everything here has internal linkage, see
-// int_linear.h. `Isa` defines how 4 bytes are multiplied:
+// The integer linear with AVX-512. int_linear_avx512.cc includes this file for CPUs without dot
+// product instructions, int_linear_avx512vnni.cc for CPUs with them. Everything here has internal
+// linkage, see int_linear.h. `Isa` defines how 4 bytes are multiplied:
 //
 //   Weights Widen(__m512i u);                              64 unsigned bytes, prepared for Dot
 //   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane

@@ -1,7 +1,7 @@
 // The integer linear with AVX-512 without dot product instructions. 8-bit weights are split into
 // even and odd bytes in 16-bit lanes. They are multiplied and added in pairs, which cannot
-// overflow. A pair of products of 4-bit weights is at most 2 * 15 * 127 and fits in 16 bits, so
-// 4-bit weights are multiplied as bytes.
+// overflow. The sum of two products of 4-bit weights is at most 2 * 15 * 127 and fits in 16 bits,
+// so 4-bit weights are multiplied as bytes.
 
 #include "kernels/linear/int_linear.h"
 

@@ -27,7 +27,7 @@ constexpr std::int64_t kPrefetchScaleBytes = 512;
 struct Groups {
   std::uint32_t count;       // groups of weights in a row
   std::uint32_t wide_count;  // groups of activations in a row
-  std::uint32_t wide_shift;  // activation group = weight group >> wide_shift
+  std::uint32_t wide_shift;  // index of an activation group = index of a weight group >> wide_shift
   std::uint32_t lines;       // 64-byte lines of one group in a panel
 
   static Groups Of(const IntLinearArgs& args) {
@@ -45,7 +45,7 @@ struct Place {
   std::uint32_t k0, k1;      // inputs [k0, k1) of the part of K
   std::int64_t panel;        // first panel
   std::uint32_t pass;        // index among the tiles that share the panels
-  std::uint32_t passes;      // number of these tiles, each of which has other rows
+  std::uint32_t passes;      // number of these tiles, each of which has different rows
   // With groups: number of lines of the next panels that each of these tiles prefetches, in total
   // and per group.
   std::uint32_t next_lines, next_lines_of_group;
@@ -101,7 +101,7 @@ QUIRE_INLINE void AddUnit(__m512i (&acc)[R * P], const typename Isa::Weights (&w
 }
 
 // Adds the products of `lines` lines of each panel to acc[R][P]. A line has 4 inputs per feature,
-// or 8 with 4-bit weights. With kFetch, prefetches the line at ahead[p] bytes after each line.
+// or 8 with 4-bit weights. With kFetch, each line also prefetches the line ahead[p] bytes later.
 template <class Isa, int R, int P, bool kInt4, bool kFetch>
 QUIRE_INLINE void AddLines(__m512i (&acc)[R * P], const std::uint8_t* w, std::int64_t panel_bytes,
                            const std::int64_t (&ahead)[P], Inputs<R>& inputs, std::uint32_t lines) {

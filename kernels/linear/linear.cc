@@ -61,7 +61,7 @@ void TransposeUnits(const PanelRows& rows, std::size_t units, std::byte* dst) {
   }
 }
 
-// Changes a panel of bf16 from inputs 0 and 1, then 2 and 3, to ordered pairs.
+// Reorders a bf16 panel from pairs of adjacent inputs to ordered pairs (packed_linear.h).
 void OrderPairs(std::size_t k, std::byte* panel) {
   constexpr std::size_t kPanel = PackedLinear::kPanel;
   auto* units = reinterpret_cast<std::uint32_t*>(panel);

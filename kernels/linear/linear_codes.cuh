@@ -12,9 +12,9 @@
 
 namespace quire::kernels::cuda {
 
-// 2^23 + u is a float whose low bits are u, and 128 + u is a bf16. Subtracting 2^23 or 128 plus a
-// zero point is therefore exact. Zero points are at most 128, because 128 + 128 is the largest such
-// bf16.
+// 2^23 + u is a float whose low bits are u, and 128 + u is a bf16. Therefore both
+// (2^23 + u) - (2^23 + zero point) and (128 + u) - (128 + zero point) are exact. Zero points are at
+// most 128, because 128 + 128 is the largest such bf16.
 inline constexpr std::uint32_t kMagicBits = 0x4b000000u;
 inline constexpr std::uint32_t kMagicPairBits = 0x43004300u;
 
