@@ -1,10 +1,10 @@
 // Sums of products of bytes with AVX2 and SSE4, for int_linear_tiles-inl.h.
 //
-// These instruction sets can multiply unsigned by signed bytes only with saturation. 8-bit weights are
-// therefore split into even and odd bytes in 16-bit lanes, and multiplied by activations that are
-// split in the same way (pmaddwd, which is exact). This costs 2 multiplications and 2 additions per
-// 4 inputs. All rows and panels of a tile share the split operands. Splitting into |w| and a sign,
-// or into two nibbles, would cost as many multiplications and more additions.
+// Both multiply unsigned by signed bytes only with saturation. 8-bit weights are therefore split
+// into even and odd bytes in 16-bit lanes, and multiplied by activations that are split in the same
+// way (pmaddwd, which is exact). This costs 2 multiplications and 2 additions per 4 inputs. All
+// rows and panels of a tile share the split operands. Splitting into |w| and a sign, or into two
+// nibbles, would cost as many multiplications and more additions.
 //
 // 4-bit weights are not widened. The sum of two products is at most 2 * 15 * 127 = 3810. For 32
 // inputs, each 16-bit lane adds 8 such sums (at most 30480) before one widening multiplication.

@@ -1,7 +1,7 @@
 // The vector code of Linear on the CPU. Each weight is read from memory once for all rows and
 // widened in registers. x and y are small in comparison. Lanes run along N, so every output is one
 // chain of multiply-adds without a horizontal sum. Tiles are, in rows x panels: AVX-512 8 x 2 (16
-// accumulators, 4 weights, 2 broadcasts), AVX2 4 x 1, lower levels 2 x 1. Tiles of few rows have
+// accumulators, 4 weights, 2 broadcasts), AVX2 4 x 1, all others 2 x 1. Tiles of few rows have
 // more panels, so that enough chains hide the latency of a multiply-add. A group of panels stays in
 // L2 for all row blocks, and the first row block prefetches the next part of K.
 

@@ -25,7 +25,7 @@ namespace quire::kernels {
 namespace {
 
 constexpr std::uint32_t kPanel = PackedLinear::kPanel;
-// Number of panels of the kernels' widest tile. Smaller remainders are slower per panel.
+// Number of panels of the kernels' widest tile. Smaller tiles are slower per panel.
 constexpr std::int64_t kTilePanels = 3;
 
 std::int64_t Padded(std::int64_t bytes) {
@@ -86,9 +86,9 @@ absl::Status CheckCudaQuantizedShape(const QuantizedShape& shape) {
     groups = "32 that divide the number of inputs";
   }
   if (is_supported) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " weights have groups of ", group, " of ",
-                                                 shape.k, " inputs, GPUs support groups of ",
-                                                 groups));
+  return absl::InvalidArgumentError(absl::StrCat(name, " weights have ", shape.k,
+                                                 " inputs in groups of ", group,
+                                                 ", GPUs support groups of ", groups));
 }
 
 bool SupportsFp8Product(const QuantizedShape& shape) {
@@ -370,9 +370,9 @@ float ErrorOf(std::span<const float> x, float scale) {
   return Sum(error);
 }
 
-// Candidates for the integer of the extreme value. They are near -8, which has no positive
-// counterpart. Values below -8 are clipped. For normally distributed weights, the error is 0.5 %
-// above the error with the best eight candidates, in half the time.
+// Candidates for the quotient of the extreme value and the scale. They are near -8, the integer
+// without a positive counterpart. Quotients below -8 are clipped. For normally distributed weights,
+// the error is 0.5 % above the error with the best eight candidates, in half the time.
 constexpr std::array<float, 4> kExtremes = {-7.2f, -7.8f, -8.5f, -9.3f};
 
 // Returns magnitude / 127 rounded to f16. It is rounded up if the nearest f16 would clip the

@@ -16,7 +16,7 @@ enum class RouterScore : std::uint8_t {
   kSigmoidChosen,  // selects by the logit; weights are 1 / (1 + exp(-logit))
 };
 
-// How the choice scores of a group's experts are combined into the group's score.
+// How the values choice[e] of a group's experts (see Router) are combined into the group's score.
 enum class RouterGroupScore : std::uint8_t { kMax, kTop2Sum };
 
 struct RouterParams {

@@ -16,8 +16,8 @@
 
 namespace quire::kernels::router_choice {
 
-// Number of floats in shared memory per warp: scores and choice scores of the experts, and group
-// scores. If an expert can no longer be selected, its choice score is replaced by ClosedScore().
+// Number of floats in shared memory per warp: score[e] and choice[e] of the experts (router.h), and
+// group scores. If an expert can no longer be selected, its choice[e] is replaced by ClosedScore().
 constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t groups) {
   return 2 * num_experts + groups;
 }

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) CausalConvKernel(const CausalConvPar
   const cuda::RowOfBlock row(params.rows);
   const std::uint32_t channel = cuda::BlockY() * kThreads + cuda::ThreadIndex();
   if (row.tokens == 0 || channel >= params.channels) return;
-  float weight[kMaxTaps];          // taps, the current input's last; 0 beyond the width
+  float weight[kMaxTaps];          // taps, that of the current input last; 0 beyond the width
   float inputs[kHistory + kTile];  // kHistory inputs before the tile, then the tile's inputs
 #pragma unroll
   for (std::uint32_t j = 0; j < kMaxTaps; ++j) {

@@ -9,9 +9,9 @@ namespace quire::kernels {
 absl::Status StateScan(const Backend& backend, const StateScanParams& params) {
   using internal::kScanColumns;
   if (params.key_heads == 0 || params.heads == 0 || params.heads % params.key_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("scan has ", params.heads,
-                                                   " heads, it must be above 0 and a multiple of ",
-                                                   params.key_heads, ", the number of key heads"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scan has ", params.heads, " heads, the number must be above 0 and a multiple of ",
+        params.key_heads, ", the number of key heads"));
   }
   const std::int64_t columns = std::max(std::int64_t{params.heads} * params.value_size,
                                         std::int64_t{params.key_heads} * params.key_size);

@@ -62,7 +62,7 @@ struct DeviceRow {
   bool processed;  // the mass of the survivors is requested
 };
 
-// True if kernels use scratch memory for the row. Greedy rows without edits and log-probabilities
+// True if kernels use scratch memory for the row. Greedy rows without edits or log-probabilities
 // need none: kernels only read their logits.
 inline bool NeedsScratch(const DeviceRow& row) {
   return !row.greedy || row.edited || row.num_logprobs >= 0;

@@ -291,7 +291,7 @@ TEST(CodedLinearCudaTest, NamesWhatIsWrong) {
   EXPECT_EQ(pack(shape), "");
   shape.group = 48;
   EXPECT_THAT(pack(shape),
-              testing::HasSubstr("groups of 48 of 128 inputs, GPUs support groups of 32, 64"));
+              testing::HasSubstr("128 inputs in groups of 48, GPUs support groups of 32, 64"));
   shape.format = WeightFormat::kFp8E4M3;
   EXPECT_THAT(pack(shape), testing::HasSubstr("groups of a multiple of 64, or of all inputs"));
   shape.format = WeightFormat::kFp4E2M1;
