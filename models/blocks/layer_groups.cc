@@ -179,7 +179,8 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
     parts.push_back(absl::StrCat(
         counts.first,
         has_equal_rows ? std::string()
-                       : absl::StrCat(" of ", width, width == 1 ? " slot" : " slots"),
+                       : absl::StrCat(counts.first == 1 ? " layer of " : " layers of ", width,
+                                      width == 1 ? " slot" : " slots"),
         " for ",
         window == 0 ? std::string("all tokens") : absl::StrCat("a window of ", window, " tokens"),
         counts.second == 1 ? std::string() : absl::StrCat(" in ", counts.second, " groups")));

@@ -71,7 +71,7 @@ struct Widths {
   std::int64_t angles = 0;        // all rope tables together
   std::int64_t layer_inputs = 0;  // all layers together; 0: none
   std::int64_t dense_out = 0;     // 0: no dense MLP beside experts
-  bool has_tail = false;          // the last layers write nothing (tail_rows.h)
+  bool has_tail = false;          // there are tail layers (tail_rows.h)
 };
 
 void AddRecurrent(const RecurrentSpec& recurrent, Widths* widths) {

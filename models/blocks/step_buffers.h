@@ -53,8 +53,8 @@ struct RecurrentBuffers {
   kernels::FloatPtr rounded;
 };
 
-// Buffers of learned selection (IndexSpec); null if no layer has an indexer. K is the largest topk,
-// at most the context. The last four arrays outlive the layer, because layers share selections.
+// Buffers of the indexers (IndexSpec); null if no layer has one. K is the largest topk, at most the
+// context. The last four arrays outlive the layer, because layers share selections.
 struct IndexBuffers {
   float* queries = nullptr;        // [T, heads * size]
   float* keys = nullptr;           // [T, size] rows for the cache
@@ -130,7 +130,7 @@ struct StepBuffers {
   MlaBuffers mla;
   RecurrentBuffers recurrent;
   IndexBuffers index;
-  std::uint32_t* head_tokens = nullptr;  // [T] tokens with logits, in the order of logits_tokens
+  std::uint32_t* head_tokens = nullptr;  // [T] tokens with logits (StepBatch::logits_tokens)
   kernels::FloatPtr head_in;             // [head_rows, hidden]
   float* logits = nullptr;               // [head_rows, vocab]
 

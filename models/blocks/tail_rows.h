@@ -39,7 +39,7 @@ absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepC
 
 // Moves the wanted tokens of a step to the front of the step's arrays, and back.
 //
-// Place:      between the last layer that writes K and V or states and the tail.
+// Place:      used by the decoder before the first tail layer and after the last one.
 // Invariants: bits of a token do not depend on which other tokens are computed.
 // Threads:    one; host memory only.
 class TailRows {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The settings in config.json for the learned selection of attention keys (IndexSpec).
+// The settings in config.json for the indexers of sparse attention (IndexSpec).
 
 #include <cstdint>
 #include <vector>

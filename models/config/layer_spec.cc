@@ -106,9 +106,9 @@ absl::Status ValidateMla(const ModelSpec& spec, std::size_t index, const MlaSpec
   if (mla.rope >= 0 &&
       (static_cast<std::size_t>(mla.rope) >= spec.rope_tables.size() ||
        2 * spec.rope_tables[static_cast<std::size_t>(mla.rope)].inv_freq.size() != mla.rope_size)) {
-    return Invalid(
-        index, absl::StrCat("rope table ", mla.rope, " must be one of ", spec.rope_tables.size(),
-                            " with ", mla.rope_size / 2, " entries"));
+    return Invalid(index, absl::StrCat("MLA rope is ", mla.rope, ", it must be below ",
+                                       spec.rope_tables.size(), ", and the rope table must have ",
+                                       mla.rope_size / 2, " entries"));
   }
   return mla.index ? ValidateIndex(spec, index, mla) : absl::OkStatus();
 }

@@ -83,7 +83,7 @@ struct AttentionSpec {
   bool qk_norm_after_rope = false;
   NormSpec v_norm;         // per head, before v is cached
   bool v_from_k = false;   // v is the projected k, before the norm and rope of k
-  std::int32_t rope = -1;  // index into ModelSpec::rope_tables; -1: no position in this layer
+  std::int32_t rope = -1;  // index into ModelSpec::rope_tables; -1: no rope in this layer
   RopeStyle rope_style = RopeStyle::kHalf;
   std::uint32_t rotary_size = 0;   // number of rotated columns, r
   std::uint32_t rotary_first = 0;  // first rotated column; the other columns are unchanged
@@ -100,8 +100,9 @@ struct AttentionSpec {
   friend bool operator==(const AttentionSpec&, const AttentionSpec&) = default;
 };
 
-// Learned selection of keys (DeepSeek sparse attention). A query at position p sees only the
-// min(topk, p + 1) keys j with the largest s_j. Of equal s_j the lowest positions are selected.
+// The indexer of DeepSeek sparse attention. It selects the keys that a query sees. A query at
+// position p sees only the min(topk, p + 1) keys j with the largest scores s_j. Of equal s_j the
+// lowest positions are selected.
 //   qi = rope(W_qb c_q) [heads, size]; ki = rope(layer_norm(W_k h)) [size]; w = W_w h [heads]
 //   s_j = sum over heads of w_h relu(qi_h . ki_j) / sqrt(heads * size)
 // c_q is the normed query latent, h the layer's normed input. Rope rotates the first columns with
@@ -305,7 +306,7 @@ struct LayerSpec {
   NormSpec mlp_out;
   float residual_scale = 1;       // multiplies each branch before it is added
   float output_scale = 1;         // multiplies the residual stream after the layer
-  bool has_output_scale = false;  // a stored scalar multiplies it too
+  bool has_output_scale = false;  // a stored scalar also multiplies the residual stream
   AttentionKind attention = AttentionKind::kHeads;
   MlpKind mlp = MlpKind::kDense;
   AttentionSpec heads;       // used if attention is kHeads

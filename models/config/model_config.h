@@ -94,7 +94,7 @@ struct ModelConfig {
   double logits_scaling = 1;
   // False: position_embedding_type is not "rope", or GGUF's rope.scaling.finetuned is false.
   bool has_rope = true;
-  std::uint32_t shared_intermediate_size = 0;  // width of an MLP beside the experts of all layers
+  std::uint32_t shared_intermediate_size = 0;  // width of the MLP beside the experts, in all layers
   MoeConfig moe;
   MlaConfig mla;
   HybridConfig hybrid;

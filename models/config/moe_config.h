@@ -21,7 +21,7 @@ inline constexpr double kDefaultSwigluAlpha = 1.702;
 struct MoeConfig {
   std::uint32_t num_experts = 0;        // 0: the family has no MoE layers
   std::uint32_t experts_per_token = 0;  // num_experts_per_tok
-  std::uint32_t intermediate_size = 0;  // of one expert
+  std::uint32_t intermediate_size = 0;  // width of one expert
   bool norm_topk_prob = false;
   std::vector<bool> sparse_layers;  // true for MoE layers, false for dense ones
   std::uint32_t n_shared_experts = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Keys of config.json that differ by layer: head sizes, layers that read the K and V of other
-// layers, and inputs per layer.
+// Keys of config.json for properties that differ between layers: head sizes, layers that read the K
+// and V of other layers, and inputs per layer.
 
 #include <cstdint>
 

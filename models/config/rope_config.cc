@@ -170,8 +170,8 @@ absl::Status ReadLongrope(const ConfigReader& rope, const RopeContext& context,
     if (factors->size() != rotary_size / 2) {
       return rope.Error(
           key, absl::StrCat("has ", factors->size(), " entries, it must have ", rotary_size / 2,
-                            ", half of the ", rotary_size, " rotated ones of ", context.head_dim,
-                            " columns of a head"));
+                            ", one per pair of the ", rotary_size, " rotated columns; a head has ",
+                            context.head_dim, " columns"));
     }
     for (const double factor : *factors) {
       if (factor > 0 && factor <= kMaxFactor) continue;

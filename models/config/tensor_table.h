@@ -159,7 +159,7 @@ struct TensorInfo {
   NormSpec (*norm)(const LayerSpec&) = nullptr;  // kNorm
   // Null: the tensor is in every layer that has the block.
   LayerPredicate is_present = nullptr;
-  absl::string_view indivisible_field = "";  // spec field that cannot be divided
+  absl::string_view indivisible_field = "";  // if set, field that prevents division among devices
 
   bool IsIn(const LayerSpec& layer) const;
   // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a

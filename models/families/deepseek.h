@@ -7,7 +7,7 @@
 // MoE layers with shared experts. V2 routes by a softmax over all experts and never renormalizes.
 // V3 routes by sigmoids. A correction bias affects the choice only, and a group is scored by its
 // two best experts. Experts of groups that are not kept are never chosen. GLM-4.7-Flash is V3 with
-// other defaults. V3.2 is V3 with a learned selection of keys, whose indexer has half-split rope.
+// other defaults. V3.2 is V3 with an indexer, which has half-split rope and selects keys.
 // Source: modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_deepseek_v32.py and
 // modeling_glm4_moe_lite.py of Hugging Face transformers.
 

@@ -433,7 +433,8 @@ class GgufConfigReader {
     if (std::any_of(rest, factors.end(), [&](float factor) { return factor < kHuge; })) {
       return absl::UnimplementedError(
           absl::StrCat(gguf_.label(), ": tensor ", formats::kRopeFactors, " has the factor ", *rest,
-                       ", but ", family_->name, " supports only ones followed by 1e30"));
+                       ", but ", family_->name,
+                       " supports only the factor 1 for the first pairs and 1e30 for all others"));
     }
     rope->kind = RopeKind::kProportional;
     rope->partial =

@@ -172,15 +172,14 @@ TEST(LayerGroupsTest, GroupsTheUnequalRowsOfPublishedModels) {
   for (std::size_t i = 15; i < 35; ++i) e2b.layers[i].kv_from_layer = (i + 1) % 5 == 0 ? 14 : 13;
   const Shape shapes[] = {
       {"Gemma 4 E2B", e2b, 6,
-       "6 slots a page: 3 of 2 slots for all tokens, 12 of 1 slot for a window of 512 tokens in 2 "
-       "groups"},
+       "6 slots a page: 3 layers of 2 slots for all tokens, 12 layers of 1 slot for a window of "
+       "512 tokens in 2 groups"},
       {"Gemma 4 31B", SpecOfRows(Windows(60, 6, 1024), {16, 256}, {4, 512}), 20,
-       "20 slots a page: 10 of 1 slot for all tokens, 50 of 2 slots for a window of 1024 tokens in "
-       "5 groups"},
+       "20 slots a page: 10 layers of 1 slot for all tokens, 50 layers of 2 slots for a window of "
+       "1024 tokens in 5 groups"},
       {"Gemma 4 26B-A4B", SpecOfRows(Windows(30, 6, 1024), {8, 256}, {2, 512}), 10,
-       "10 slots a page: 5 of 1 slot for all tokens, 25 of 2 slots for a window of 1024 tokens in "
-       "5 "
-       "groups"}};
+       "10 slots a page: 5 layers of 1 slot for all tokens, 25 layers of 2 slots for a window of "
+       "1024 tokens in 5 groups"}};
   for (const Shape& shape : shapes) {
     const LayerGroups layers = PlanLayerGroups(shape.spec);
     EXPECT_EQ(layers.slots, shape.slots) << shape.name;
