@@ -49,9 +49,9 @@ struct RouterParams {
 // ExactExp. Even if logits contain NaN, no expert is selected twice.
 //
 // Returns INVALID_ARGUMENT if the stride is less than a row, there are no experts, or `groups` does
-// not divide num_experts. Returns INVALID_ARGUMENT if top_k or groups_kept is 0 or too large, if
-// kTop2Sum has groups of one expert, or if the experts do not fit in a GPU's shared memory (about
-// 1500).
+// not divide num_experts. Returns INVALID_ARGUMENT if top_k or groups_kept is 0 or too large, or if
+// kTop2Sum has groups of one expert. A GPU also returns it if the experts do not fit in its shared
+// memory, which has room for about 1500 experts.
 //
 // The order of operations is that of modeling_mixtral.py, modeling_deepseek_v3.py and
 // modeling_gpt_oss.py of Hugging Face transformers.
