@@ -25,7 +25,7 @@ class GgufKeys {
   std::string Name(absl::string_view key) const;
   bool Has(absl::string_view key) const;
   const formats::GgufFile& gguf() const { return gguf_; }
-  // Returns "blk.3.NAME" if the file has that tensor, else null.
+  // Returns the tensor "blk.LAYER.NAME", or null if the file does not have it.
   const formats::GgufTensor* LayerTensor(std::size_t layer, absl::string_view name) const;
 
   // Errors name the key and the range. Counts are at least 1.

@@ -222,7 +222,7 @@ absl::Status ReadGgufStates(const GgufSource& source, ModelConfig* config) {
   }
   const auto mlp = std::find(hybrid.layers.begin(), hybrid.layers.end(), LayerBranch::kMlp);
   if (mlp == hybrid.layers.end()) return absl::OkStatus();
-  // In files with experts feed_forward_length is the width of an expert.
+  // In files with experts, feed_forward_length is the intermediate size of an expert.
   const std::uint32_t width = RowsOf(keys, static_cast<std::size_t>(mlp - hybrid.layers.begin()),
                                      source.family.gguf_names.up);
   if (width != 0) config->intermediate_size = width;

@@ -33,7 +33,7 @@ absl::Status ReadGgufStates(const GgufSource& source, ModelConfig* config);
 absl::Status ReadGgufMla(const GgufSource& source, ModelConfig* config);
 absl::Status ReadGgufIndex(const GgufSource& source, ModelConfig* config);
 absl::Status ReadGgufChunks(const GgufSource& source, ModelConfig* config);
-// Reads head sizes of layers with and without a window, shared keys and inputs per layer.
+// Reads the head sizes of layers with and without a window, KV sharing and per-layer embeddings.
 // REQUIRES: config->windows are read.
 absl::Status ReadGgufPerLayer(const GgufSource& source, ModelConfig* config);
 

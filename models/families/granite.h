@@ -2,9 +2,9 @@
 
 // Granite 3, dense.
 //
-// The Llama architecture with four factors: on the embedding, on the outputs of attention and MLP,
-// on the scores instead of d^-0.5, and a divisor of the logits. All four default to 1. Source:
-// modeling_granite.py of Hugging Face transformers.
+// The Llama architecture with four constants, which default to 1. Factors multiply the embedding,
+// the outputs of attention and MLP, and the attention scores (instead of d^-0.5). The logits are
+// divided by the fourth constant. Source: modeling_granite.py of Hugging Face transformers.
 
 #include "models/families/registry.h"
 
@@ -12,7 +12,7 @@ namespace quire::models {
 
 const Family& GraniteFamily();
 
-// Applies the four factors.
+// Applies the four constants.
 void ApplyGraniteMultipliers(const ModelConfig& config, ModelSpec* spec);
 
 }  // namespace quire::models

@@ -73,8 +73,8 @@ const Family* FamilyOf(const std::string& architecture, ModelOutput* output) {
   return nullptr;
 }
 
-// Reads the labels of a classifier: the names in id2label, or else num_labels numbers. The default
-// is two, as in transformers.
+// Reads the labels of a classifier: the names in id2label, or else LABEL_0, LABEL_1 and so on for
+// num_labels, whose default is 2, as in transformers.
 absl::Status ReadLabels(const ConfigReader& reader, ModelConfig* config) {
   constexpr std::int64_t kMaxLabels = 1 << 16;
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
@@ -493,8 +493,8 @@ void WarnAboutIds(ModelConfig* config) {
   }
 }
 
-// Returns config.json with the keys of text_config moved to the top level and keys of other inputs
-// removed. Returns nullopt for families without text_config.
+// Returns config.json with the keys of text_config moved to the top level, and without the keys for
+// images, video and audio (kOtherInputKeys). Returns nullopt for families without text_config.
 absl::StatusOr<std::optional<formats::JsonDocument>> TextConfig(const ConfigReader& top,
                                                                 const formats::JsonValue& root,
                                                                 const Family& family) {

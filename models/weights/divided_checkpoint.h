@@ -28,7 +28,7 @@ namespace quire::models {
 // divided.
 absl::StatusOr<ModelSpec> SpecOfPart(const ModelSpec& whole, RankPart part);
 
-// Returns the tensors of SpecOfPart(spec, part) under their names. The result must not outlive
+// Returns the tensors of SpecOfPart(spec, part), named as in `whole`. The result must not outlive
 // `whole`. Returns UNIMPLEMENTED that names the tensor for quantized matrices and for fused
 // tensors. Returns INVALID_ARGUMENT for a tensor whose shape differs from the spec. REQUIRES:
 // SpecOfPart is OK.

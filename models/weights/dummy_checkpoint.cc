@@ -50,7 +50,7 @@ class WantedList {
   }
 
  private:
-  // Several rows of a table may be cut from one tensor, which is added only once.
+  // Several rows of the tensor table may be parts of one tensor, which is added only once.
   void Add(std::string name, std::vector<std::int64_t> shape, bool is_norm = false) {
     if (!added_.insert(name).second) return;
     wanted_.push_back({std::move(name), std::move(shape), is_norm});

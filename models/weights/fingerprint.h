@@ -12,7 +12,7 @@
 
 namespace quire::models {
 
-// Returns a hash in 32 hex digits of every tensor's name, type, shape and bytes. The hash also
+// Returns 32 hex digits: a hash of every tensor's name, type, shape and bytes. The hash also
 // covers config.json and the tokenizer's file if it exists, or the header and rope factors of a
 // GGUF file. The distribution of tensors over files has no effect.
 //

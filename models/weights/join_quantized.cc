@@ -270,8 +270,8 @@ absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* 
   parts->needs_zeros_symmetric = quantization_.needs_zeros_symmetric;
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/false));
   if (parts->rows % per_word != 0) {
-    return Refuse(codes, "has ", parts->rows, " outputs, it must be a multiple of ", per_word,
-                  ", the zero points in a word");
+    return Refuse(codes, "has ", parts->rows, " outputs, but zero points are packed in words of ",
+                  per_word, "; the number of outputs must be a multiple of ", per_word);
   }
   const std::int64_t groups = parts->columns / parts->group;
   QUIRE_RETURN_IF_ERROR(CheckShape(*parts->zeros, {groups, parts->rows / per_word},

@@ -27,7 +27,7 @@ formats::StoredTensor CutItem(const formats::StoredTensor& stack, std::uint32_t 
   return piece;
 }
 
-// Finds the tensors of a table's rows in one layer.
+// Finds the tensors of one layer, given rows of the tensor tables.
 class RowFinder {
  public:
   RowFinder(SlotFinder& finder, const FormChooser& chooser, const ModelSpec& spec,
@@ -288,7 +288,7 @@ class RowFinder {
 
   SlotFinder& finder_;
   const FormChooser& chooser_;
-  TensorNames names_;  // of this layer's tensors
+  TensorNames names_;  // after the choice of the aliases that this layer's tensors have
   const std::uint32_t hidden_;
   const LayerSpec& layer_;
   std::vector<std::string> prefixes_;  // by BlockKind

@@ -144,7 +144,7 @@ void CountParameters(const SlotFinder& finder, const ModelSpec& spec, const Tens
   slots->stored_dtype = kTypes[most];
 }
 
-// Returns the form of most quantized weights of the layers; empty if none is quantized.
+// Returns the form that most of the quantized layer weights have; empty if none is quantized.
 std::string MostCommonQuantizedForm(const WeightSlots& slots) {
   std::map<std::string, std::int64_t> elements;
   ForEachMatrix(slots, [&](const MatrixSlot& slot, bool is_head) {
@@ -227,18 +227,18 @@ void WarnOfWidening(const WeightTarget& target, WeightSlots* slots) {
 }
 
 void WarnOfRequantization(const WeightTarget& target, WeightSlots* slots) {
-  const formats::StoredTensor* blocks = nullptr;
+  const formats::StoredTensor* example = nullptr;
   ForEachMatrix(*slots, [&](const MatrixSlot& slot, bool) {
     for (const formats::StoredTensor* part : slot.parts) {
       if (!part->is_quantized() || slot.form.is_plain() || slot.form == StoredForm(*part)) continue;
-      if (blocks == nullptr) blocks = part;
+      if (example == nullptr) example = part;
     }
   });
-  if (blocks != nullptr) {
+  if (example != nullptr) {
     slots->warnings.push_back(
         absl::StrCat("model.quantization ", QuantizationName(target.quantization),
-                     " requantizes weights that are stored as ", blocks->type, ", such as ",
-                     blocks->name, "; auto keeps them as stored"));
+                     " requantizes weights that are stored as ", example->type, ", such as ",
+                     example->name, "; auto keeps them as stored"));
   }
 }
 
@@ -261,7 +261,7 @@ absl::Status NoFp8Error(const WeightTarget& target) {
 absl::Status QuantizeFp8Activations(const WeightTarget& target, WeightSlots* slots) {
   bool has_fp8 = false;
   const bool allows_row_major = target.cuda && target.activation == DType::kBF16;
-  const auto round = [&](LinearSlot* slot) {
+  const auto quantize_inputs = [&](LinearSlot* slot) {
     for (MatrixSlot& matrix : slot->matrices) {
       if (!matrix.form.is_fp8()) continue;
       has_fp8 = true;
@@ -278,10 +278,10 @@ absl::Status QuantizeFp8Activations(const WeightTarget& target, WeightSlots* slo
     return absl::OkStatus();
   };
   for (LayerSlots& layer : slots->layers) {
-    for (const auto& [name, slot] : LinearsOf(layer)) QUIRE_RETURN_IF_ERROR(round(slot));
+    for (const auto& [name, slot] : LinearsOf(layer)) QUIRE_RETURN_IF_ERROR(quantize_inputs(slot));
   }
-  QUIRE_RETURN_IF_ERROR(round(&slots->input_context));
-  QUIRE_RETURN_IF_ERROR(round(&slots->head));
+  QUIRE_RETURN_IF_ERROR(quantize_inputs(&slots->input_context));
+  QUIRE_RETURN_IF_ERROR(quantize_inputs(&slots->head));
   for (LayerSlots& layer : slots->layers) {
     for (std::vector<LinearSlot>* const experts : ExpertsOf(layer)) {
       for (LinearSlot& expert : *experts) {
@@ -368,8 +368,8 @@ absl::Status FindLayerInputs(SlotFinder& finder, const FormChooser& chooser, con
   return absl::OkStatus();
 }
 
-// Checkpoints of a model class without a head ("LlamaModel"), and of embedding models made from
-// one, omit the prefix "model." in tensor names.
+// Checkpoints of a model class without a head ("LlamaModel") omit the prefix "model." in tensor
+// names. So do embedding models that were made from such a class.
 TensorNames NamesIn(const Checkpoint& checkpoint, TensorNames names) {
   constexpr absl::string_view kPrefix = "model.";
   if (checkpoint.Find(absl::StrCat(names.embedding, ".weight")) != nullptr) return names;

@@ -66,7 +66,7 @@ struct WeightSlots {
   const formats::StoredTensor* labels = nullptr;  // [labels, hidden]; null: no labels
   std::int64_t parameter_count = 0;               // a tied matrix counts once
   DType stored_dtype = DType::kInvalid;           // dtype of most parameters; kInvalid: quantized
-  // Form of most quantized weights of the layers, such as "int4_g32"; empty if none is quantized.
+  // Form that most of the quantized layer weights have: "int4_g32"; empty if none is quantized.
   std::string quantized_format;
   std::vector<std::string> warnings;
   // Parts of stored tensors that slots point to, such as one expert of a stack.
@@ -198,8 +198,8 @@ auto VectorsOf(Layer& layer) {
 //
 // Place:      made by LoadModel, read by the decoder.
 // Invariants: every value is finite. On a GPU the matrices of a layer lie in one allocation, in the
-//             order of LinearsOf. The embeddings, input_context, the output head and all vectors
-//             together have an allocation each.
+//             order of LinearsOf. The embeddings, input_context and the output head have one
+//             allocation each. All vectors share one allocation.
 // Threads:    immutable after Load.
 // Lifetime:   owns its memory; the checkpoint may be destroyed after Load.
 class Weights {
