@@ -106,8 +106,8 @@ absl::StatusOr<DeviceKind> ChooseDevice(const DeviceOptions& options) {
 
 absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceOptions& options,
                                                                    const CpuCheck& cpu_check) {
-  // The instruction set is selected even if a GPU computes: the CPU packs its weights and computes
-  // references of its self-check.
+  // The instruction set is selected even if a GPU computes the model: the CPU packs the weights and
+  // computes references for the self-check of the GPU.
   if (cpu_check.status.ok()) LogSkippedLevels(cpu_check);
   QUIRE_RETURN_IF_ERROR(SelectCheckedIsa(options, cpu_check));
   std::unique_ptr<ComputeDevice> opened(new ComputeDevice());

@@ -36,7 +36,7 @@ struct CpuCheckOptions {
   std::vector<std::string> levels = kernels::AvailableCpuIsas();  // best first
   std::function<absl::Status(absl::string_view level)> select = kernels::SelectCpuIsa;
   CheckedOps ops;
-  absl::Duration time_limit = absl::Seconds(5);  // of one child process
+  absl::Duration time_limit = absl::Seconds(5);  // limit for one child process
 };
 
 // The check of one instruction set.
@@ -53,7 +53,7 @@ struct CpuLevelCheck {
 absl::StatusOr<CpuLevelCheck> CheckCpuLevel(absl::string_view level,
                                             const CpuCheckOptions& options = {});
 
-// The instruction set of this process.
+// The result of CheckCpu: the instruction set for this process.
 struct CpuCheck {
   // OK, or the reason why the CPU cannot be used: the configured level failed, all levels failed,
   // or no child process could be started.

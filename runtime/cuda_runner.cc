@@ -72,7 +72,7 @@ struct CudaRunner::State : RunnerBase {
 
   const Stream& stream() const { return *backend.cuda()->stream; }
 
-  // The steps of Create.
+  // Parts of Create.
   absl::Status CheckRoom() const;
   absl::Status Allocate();
   absl::Status MakeCollections();
@@ -82,7 +82,7 @@ struct CudaRunner::State : RunnerBase {
   absl::Status LoadKernels();
   absl::Status CaptureGraphs();
 
-  // The steps of Run, in order.
+  // Parts of Run, in order.
   absl::Status Check(const StepBatch& batch) const;
   absl::Status Launch(const StepBatch& batch, std::uint32_t slot);
   absl::Status PreparePages(const StepBatch& batch);
@@ -417,8 +417,8 @@ absl::Status CudaRunner::State::EnqueueTail() {
                       .tail = arrays});
 }
 
-// Enqueues steps of p and p + 1 tokens for every power of two p. These steps use all kernels,
-// because an op switches kernels at powers of two, or at only one other number of tokens.
+// Enqueues steps of p and p + 1 tokens for every power of two p. These steps use all kernels: an op
+// selects its kernel by powers of two, or by a single other threshold.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));
@@ -503,7 +503,7 @@ absl::Status CudaRunner::State::Finish(const StepBatch& batch, std::uint32_t beg
   if (batch.logits_out != nullptr) {
     const std::size_t vocab = model.spec.vocab_size;
     // Synchronize returns if the group of ranks is aborted. A copy to pageable memory would wait
-    // for the stream regardless.
+    // for the stream even then.
     QUIRE_RETURN_IF_ERROR(Synchronize());
     QUIRE_RETURN_IF_ERROR(
         stream().Copy(batch.logits_out + begin * vocab, buffers.logits,

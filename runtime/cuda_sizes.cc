@@ -28,7 +28,7 @@ constexpr std::int64_t kOtherNodes = 16;
 // Additional nodes of a recurrent layer: convolution, scan and gate, the quantization of their rows
 // before products, and the second stages of low-rank projections.
 constexpr std::int64_t kRecurrentNodes = 8;
-// Additional nodes of a layer with learned selection: three products, the store and the map, and
+// Additional nodes of a layer with an indexer: three products, IndexStore and MapSelectedRows, and
 // two nodes for each block of kIndexRows rows.
 constexpr std::int64_t kIndexNodes = 5;
 constexpr std::int64_t kIndexBlockNodes = 2;

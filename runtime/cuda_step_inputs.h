@@ -26,7 +26,8 @@ struct PackedStep {
   std::int64_t words = 0;        // 32-bit words to copy
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
-  // The tokens that the last layers compute (CudaTail); absent: all. Head tokens index this list.
+  // The tokens that the last layers compute (CudaTail); absent: all. Head tokens are indices into
+  // these tokens.
   std::optional<models::TailArrays> tail = std::nullopt;
 };
 
@@ -38,8 +39,8 @@ struct StepPadding {
 };
 
 // Uploads the host arrays of a step. They are packed into one of two pinned buffers and copied as
-// one block, and a kernel scatters them to their arrays. The lookup tables, one per layer group,
-// are uploaded only where they changed since the last step.
+// one block, and a kernel scatters them to their arrays. The lookup tables of pages, one per layer
+// group, are uploaded only where they changed since the last step.
 //
 // Place:      part of CudaRunner.
 // Invariants: after Upload, the table rows of the step's sequences on the device equal those on the

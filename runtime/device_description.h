@@ -11,7 +11,7 @@ namespace quire::runtime {
 // The comparison of the device's kernels with their references at start.
 struct SelfCheck {
   int checks = 0;                           // kernels and shapes that passed
-  absl::Duration time;                      // of all checks, including those that failed
+  absl::Duration time;                      // total of all checks, including those that failed
   std::vector<std::string> skipped_levels;  // CPU instruction sets that failed
 };
 

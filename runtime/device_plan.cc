@@ -89,7 +89,7 @@ std::int64_t HostPoolBytes(const RuntimeOptions& options, std::int64_t free_byte
   return static_cast<std::int64_t>(options.pool.memory_share * static_cast<double>(free_bytes));
 }
 
-// Returns the beginning of a message, which says how the size of an automatic pool was chosen.
+// Returns the beginning of a message, which states how the size of an automatic pool was chosen.
 std::string AutomaticPoolText(const RuntimeOptions& options, std::int64_t free_bytes) {
   return absl::StrCat("kv_cache.capacity_bytes is auto, ", free_bytes,
                       " bytes of memory are free and device.cpu.kv_memory_share is ",
@@ -189,7 +189,7 @@ absl::StatusOr<MemoryPlan> PlanHostMemory(const RuntimeOptions& options,
 }
 
 // Limits the context to the longest sequence that the pool holds, and plans the memory again,
-// because a shorter context has a smaller lookup table.
+// because a shorter context needs a smaller page table.
 absl::Status CutContext(const RuntimeOptions& options, const formats::ModelFiles& files,
                         const cache::PageDemand& demand, DevicePlanOptions request,
                         DevicePlan* plan) {

@@ -33,7 +33,7 @@ std::int64_t IndexOffset(const cache::KvGeometry& geometry) {
 
 // Returns the geometry of index rows, except for the page stride. As with MLA rows, the space for K
 // and V of one layer stores the rows of two layers. Index rows are not quantized, because that
-// would change selections.
+// would change which keys are selected.
 cache::KvGeometry IndexGeometry(const models::ModelSpec& spec, std::uint32_t index_slots,
                                 const cache::KvGeometry& pool) {
   cache::KvGeometry index;

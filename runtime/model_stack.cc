@@ -101,8 +101,8 @@ void LogLayerGroups(const models::LayerGroups& layers) {
 }
 
 // Binds the calling thread, while this object exists, to the CPU that computes part 0 of every op.
-// The thread then is the first to touch the weights that it packs, so these are allocated on that
-// NUMA node.
+// The thread then is the first to touch the weights that it packs, so these are allocated on the
+// NUMA node of that CPU.
 class LoadBinding {
  public:
   explicit LoadBinding(const ThreadPool& pool) {

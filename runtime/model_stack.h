@@ -105,7 +105,7 @@ class ModelStack {
   cache::CacheManagerOptions CacheOptionsFor(const RuntimeOptions& options) const;
 
   LoadTimes load_times_;
-  SelfCheck self_check_;  // of a GPU
+  SelfCheck self_check_;  // set only on a GPU
   std::unique_ptr<ComputeDevice> device_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<text::Tokenizer> tokenizer_;

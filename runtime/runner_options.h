@@ -38,8 +38,8 @@ struct RunnerOptions {
   // has its own runner, which gets the same steps. The communicator must outlive the runner.
   kernels::Communicator* comm = nullptr;
 
-  // Only CUDA uses the options below, except max_context_tokens. The CPU uses that one for the size
-  // of the prefix index and of the buffers of learned selection.
+  // Only CUDA uses the options below, except max_context_tokens. The CPU uses max_context_tokens
+  // for the sizes of the prefix index and of the indexer's buffers.
 
   // Type of activations other than the residual stream: kF32 with f32 pages, else kBF16.
   DType activation = DType::kF32;

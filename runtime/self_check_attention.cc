@@ -42,10 +42,10 @@ struct HeadShape {
   bool is_mla = false;
   std::uint32_t num_heads = 0;
   std::uint32_t kv_heads = 0;
-  std::uint32_t head_size = 0;      // of q, and of rows of the cache
+  std::uint32_t head_size = 0;      // size of a head of q, and of a cached row
   std::uint32_t value_columns = 0;  // 0: all
-  std::uint32_t width = 0;          // elements of a row of q, k, v and gate; MLA: of q
-  std::uint32_t nope_size = 0;      // MLA
+  std::uint32_t width = 0;      // elements of a row of q, k, v and gate together; MLA: of q alone
+  std::uint32_t nope_size = 0;  // MLA
   std::uint32_t rotary = 0;
   std::uint32_t rotary_first = 0;
   bool rotates = true;  // else the rotary columns of MLA stay as they are

@@ -93,9 +93,10 @@ absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& c
                             const EmbeddingTable& table) {
   context->Free();
   const std::uint32_t rows = CountFittingRows(*context, table.columns);
-  kernels::KernelCheck check{.kernel = table.kernel,
-                             .shape = absl::StrCat(DTypeName(table.dtype), ", ", rows, " of ",
-                                                   table.vocab, " x ", table.columns)};
+  kernels::KernelCheck check{
+      .kernel = table.kernel,
+      .shape = absl::StrCat(DTypeName(table.dtype), ", ", rows, " lookups in ", table.vocab, " x ",
+                            table.columns)};
   context->Begin(check.kernel, check.shape);
   const std::int64_t row_bytes = table.columns * DTypeSize(table.dtype);
   std::vector<std::byte> copied(static_cast<std::size_t>(kPatterns * row_bytes));

@@ -51,7 +51,7 @@ using HostMatrix = std::vector<std::vector<double>>;
 // A product to check. Rows of x are x_columns elements apart, and rows of y are y_stride apart.
 struct Product {
   std::string kernel;
-  std::string form;        // of the weights
+  std::string form;        // format of the weights
   std::string dimensions;  // "256 x 1024"
   std::int64_t x_columns = 0;
   std::int64_t y_columns = 0;  // columns of y that are written
@@ -184,7 +184,7 @@ class ProductCheck {
   std::set<std::string> seen_;
   // The product under comparison: its rows computed alone, and its reference.
   std::vector<std::byte> alone_;
-  std::vector<std::byte> first_run_;  // of a product whose bits depend on the batch
+  std::vector<std::byte> first_run_;  // for a product whose bits depend on the batch
   std::vector<std::byte> copied_;
   std::vector<float> reference_;
 };
@@ -276,7 +276,7 @@ absl::Status ProductCheck::CheckMatrices(const Epilogue& epilogue,
   return absl::OkStatus();
 }
 
-// Sorts rows by the expert of their pattern, so that a row has one expert in every batch.
+// Sorts rows by the expert of their pattern, so that a row has the same expert in every batch.
 absl::StatusOr<std::vector<std::uint32_t>> ProductCheck::SortByExpert(std::uint32_t rows,
                                                                       ExpertRows* experts) {
   std::vector<std::uint32_t> order(rows);

@@ -1,5 +1,6 @@
-// The part of the self-check that compares the ops of a learned selection with the CPU. Its pages
-// are in the memory of the check. Their ids descend along the sequence.
+// The part of the self-check that compares an indexer's ops (IndexSpec), and attention over the
+// keys that the indexer selects, with the CPU. The pages of this part are in the memory of the
+// check. Their ids descend along the sequence.
 
 #include <algorithm>
 #include <cstring>

@@ -15,7 +15,7 @@ namespace quire::runtime {
 // - A token is outside the vocabulary, a page outside the pool, or a state slot outside the slots
 //   of limits.num_state_slots.
 // - An index is out of range, or a logits_index is below that of the entry before.
-// - A limit is exceeded, or the number of step inputs is not the number of layer groups.
+// - A limit is exceeded, or StepBatch::kv does not have one entry per layer group.
 // `previous_samples` is the number of samples of the previous step, to which token ids below 0
 // refer.
 absl::Status CheckStepBatch(const StepBatch& batch, const models::ModelSpec& spec,

@@ -23,9 +23,10 @@ namespace quire::models {
 //
 // The tensors determine which modules are quantized. Scales of activations are ignored with a
 // warning, since static activation quantization is not supported. Returns INVALID_ARGUMENT that
-// names the tensor if a part is missing, unused, or has the wrong shape or values. Also returns it
-// if a module is quantized although the configuration excludes it. Returns UNIMPLEMENTED for an
-// unsupported type. If `quantization` has no method, tensors with the names of parts are refused.
+// names the tensor if a part is missing, unused, or has the wrong shape or values. Returns the
+// same code if a module is quantized although the configuration excludes it. Returns UNIMPLEMENTED
+// for an unsupported type. If `quantization` has no method, tensors with the names of parts are
+// refused.
 absl::Status JoinQuantized(const formats::StoredQuantization& quantization,
                            std::vector<formats::StoredTensor>* tensors,
                            std::vector<std::string>* warnings);

@@ -50,7 +50,8 @@ struct StepSample {
   std::uint32_t logits_index = 0;  // index into logits_tokens
   kernels::SamplingRow row;
   // Index of the sample in the previous step that produces the newest output token, if that token
-  // is not yet in row.history. -1 if all tokens before this one are known or no penalty needs them.
+  // is not yet in row.history. -1 if all tokens before this sample are known or no penalty needs
+  // them.
   std::int32_t sample_in_flight = -1;
   bool is_late = false;
   bool is_completed = false;
@@ -63,9 +64,9 @@ struct StepPromptLogprob {
   std::int32_t num_top = 0;  // number of most likely tokens to report in addition
 };
 
-// Requests the sum of the hidden states after the final norm of token_ids [first_token, first_token
-// + num_tokens), added in f32 token by token. The sum of a batch row continues from step to step,
-// so it does not depend on the chunks of a prompt.
+// Requests the sum of hidden states after the final norm, over the tokens with indices in
+// [first_token, first_token + num_tokens). Addition is in f32, token by token. The sum of a batch
+// row continues from step to step, so it does not depend on the chunks of a prompt.
 struct StepPool {
   BatchRow batch_row;
   std::uint32_t first_token = 0;

@@ -37,7 +37,7 @@ void SetOutcome(const absl::Status& status, AccessRecord* record) {
 
 void EndRecord(const HandlerContext& context, const AccessRecord& record) {
   const std::shared_ptr<const DaemonOptions> options = context.config->options();
-  // Without authentication every caller has the default tenant, so it counts as named.
+  // Without authentication every caller has the default tenant, which therefore counts as named.
   const bool is_named =
       record.tenant == CallInfo().tenant || options->engine.tenants.entries.contains(record.tenant);
   context.probe->CountTenant(record, is_named);

@@ -15,7 +15,7 @@
 namespace quire::server {
 
 enum class Scope : std::uint8_t {
-  kGenerate,  // GenerationService and the OpenAI-compatible listener
+  kGenerate,  // GenerationService, VllmEngine and the OpenAI-compatible listener
   kAdmin,     // AdminService
   kMetrics    // /metrics, /status.json and VllmEngine.GetLoads
 };

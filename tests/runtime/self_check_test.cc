@@ -549,9 +549,9 @@ TEST_F(SelfCheckTest, FindsFaultsOfOtherOps) {
   ExpectFound(Fault::kKeysAsValues, "KV store", "differs from the page that the CPU stores");
   ExpectFound(Fault::kWrongEpsilon, "norm", "the result differs from the reference");
   ExpectFound(Fault::kGateWithoutActivation, "gate", "the result differs from the reference");
-  ExpectFound(Fault::kScaledEmbedding, "embedding, bf16, 65 of 512 x 128",
+  ExpectFound(Fault::kScaledEmbedding, "embedding, bf16, 65 lookups in 512 x 128",
               "the result differs from the reference");
-  ExpectFound(Fault::kShiftedEmbedding, "embedding, bf16, 65 of 512 x 128",
+  ExpectFound(Fault::kShiftedEmbedding, "embedding, bf16, 65 lookups in 512 x 128",
               "the result has values that are not finite");
 }
 
@@ -635,11 +635,12 @@ TEST_F(SelfCheckTest, FirstStepsEndAtTheirLimit) {
 }
 
 TEST_F(SelfCheckTest, DeviceErrorNamesTheKernel) {
-  const std::pair<const char*, const char*> kernels[] = {{"rope_angles", "rope angles, 65 x 32"},
-                                                         {"qkv_store", "KV store, bf16 pages, "},
-                                                         {"embedding", "embedding, bf16, 65 of "},
-                                                         {"rms_norm", "norm, 65 x 128"},
-                                                         {"step inputs", "steps, prompt of 9 tok"}};
+  const std::pair<const char*, const char*> kernels[] = {
+      {"rope_angles", "rope angles, 65 x 32"},
+      {"qkv_store", "KV store, bf16 pages, "},
+      {"embedding", "embedding, bf16, 65 lookups in "},
+      {"rms_norm", "norm, 65 x 128"},
+      {"step inputs", "steps, prompt of 9 tok"}};
   for (const auto& [kernel, text] : kernels) {
     Stage stage(path(), {});
     cuda_emulator::InjectFault(

@@ -563,9 +563,10 @@ TEST_F(CudaDaemonTest, WrongResultOfAKernelExitsWith78) {
   kernels::internal::scales_embeddings = true;
   const std::string error = OnlyErrorOf({"device.type=cuda"});
   kernels::internal::scales_embeddings = false;
-  EXPECT_THAT(error, HasSubstr("self-check of the kernels: embedding, bf16, 65 of 512 x 128: the "
-                               "result differs from the reference (relative error 1, limit 0); "
-                               "device.hopper_kernels: false selects the portable kernels"));
+  EXPECT_THAT(error,
+              HasSubstr("self-check of the kernels: embedding, bf16, 65 lookups in 512 x 128: the "
+                        "result differs from the reference (relative error 1, limit 0); "
+                        "device.hopper_kernels: false selects the portable kernels"));
 }
 
 // A check that does not end returns DEADLINE_EXCEEDED, one without enough memory
