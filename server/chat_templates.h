@@ -28,15 +28,15 @@ struct LoadedChat {
 };
 
 // A model without a usable template is not an error: the problem is logged, and the caller decides
-// whether the result may replace an earlier template. Errors are INVALID_ARGUMENT or NOT_FOUND. The
-// message names chat.template_file (also if its template cannot be used), chat.default_vars,
-// chat.tool_format or an unreadable file.
+// whether the result may replace an earlier template. An unusable template in chat.template_file,
+// however, is an error. Errors are INVALID_ARGUMENT or NOT_FOUND. The message names the
+// configuration key or the file.
 absl::StatusOr<LoadedChat> LoadChatTemplates(const ChatTemplateOptions& options,
                                              const formats::ModelFiles& files,
                                              const text::Tokenizer& tokenizer);
 
 // Returns the files that LoadChatTemplates reads for the model in `model_path`, even if they do not
-// exist. The list is empty for a GGUF file, which must not be modified while it is served.
+// exist. A GGUF file is not in the list, because it must not be modified while it is served.
 std::vector<NamedFile> ChatTemplateFiles(const ChatTemplateOptions& options,
                                          const std::string& model_path);
 

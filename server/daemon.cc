@@ -163,7 +163,7 @@ int Daemon::Impl::Run() {
   }
   if (started.ok()) started = listeners_.Start(context_, &drain_, &live_, certificates_.get());
   if (!started.ok()) {
-    log::Error("server", "cannot listen", {{"error", started.message()}});
+    log::Error("server", "cannot start", {{"error", started.message()}});
     return kExitConfig;
   }
   listeners_.LogAddresses();
@@ -267,7 +267,8 @@ void Daemon::Impl::Load() {
   state_changed_.NotifyAll();
 }
 
-// Runs until the process closes. Updates health, ends drains at their deadline, watches the engine.
+// Runs until shutdown has drained the requests. Updates health, ends drains at their deadline, and
+// tells the supervisor that the engine is alive.
 void Daemon::Impl::Housekeep() {
   SetThreadName("housekeeper");
   MemoryTrimmer memory_trimmer;
@@ -411,7 +412,7 @@ void Daemon::Impl::Reload() {
   // server is ready.
   const bool is_up = state_.state() == LifeState::kReady && !state_.drain_started();
   if (is_up) notifier_.Reloading();
-  // A successful reload reopens the log itself, possibly with a new name.
+  // A successful reload has already reopened the log file, possibly under a new name.
   if (!live_.Reload(/*dry_run=*/false).ok()) {
     const absl::Status status = log::Reopen();
     if (!status.ok())

@@ -79,8 +79,8 @@ std::int32_t LimitGrpcConnections(std::int32_t wanted, int num_listeners,
   const std::int64_t share = (descriptors - kOtherDescriptors - http_connections) / num_listeners;
   const std::int64_t possible = std::max(share / kDescriptorsPerConnection, kMinGrpcConnections);
   if (possible >= wanted) return wanted;
-  // The default limit suits large servers. Most systems have too few descriptors for it, so that is
-  // no warning.
+  // The default limit suits large servers. Most systems have too few descriptors for it, so a lower
+  // default is not worth a warning.
   log::Write(wanted_is_default ? log::Level::kInfo : log::Level::kWarn, "server",
              "too few descriptors for server.grpc.max_connections; raise the limit of open files",
              {{"max_connections", wanted},

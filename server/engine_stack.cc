@@ -260,8 +260,8 @@ absl::Status EngineStack::Follow(LiveConfig* live) {
             CheckReplacement(*served_->translator.options()->chat, *translated.chat));
         auto translation = std::make_shared<const TranslatorOptions>(std::move(translated));
         const engine::HotConstraintOptions constraints = next.constraints;
-        // The translator is updated first. The engine then checks a request that the translator
-        // accepted under the old limits against the new ones.
+        // The translator is updated first. A request that it has accepted under the old limits is
+        // checked by the engine against the new limits.
         return [this, hot, translation, constraints] {
           served_->translator.SetOptions(translation);
           engine_->SetHotOptions(hot);

@@ -13,7 +13,8 @@ constexpr absl::Duration kMemoryCheckInterval = absl::Seconds(5);
 // Minimum time between two trims if the second one is only due to freed blocks.
 constexpr absl::Duration kTrimInterval = absl::Seconds(15);
 constexpr std::int64_t kMinTrimBytes = 4 << 20;
-// Decrease of the bytes in use that counts as freed memory. In an idle daemon they vary by less.
+// Decrease of the bytes in use that counts as freed memory. In an idle daemon, the bytes in use
+// vary by less.
 constexpr std::int64_t kFreedBytes = 64 << 10;
 constexpr int kMaxFreeTopBytes = 512 << 10;
 

@@ -24,12 +24,14 @@ std::int64_t ResidentBytes();
 // again. REQUIRES: called before other threads start.
 void LimitFreeHeapTops();
 
-// Decides when free pages are returned to the kernel by malloc_trim. A trim returns only pages
-// without an allocated block. After a load peak, many pages still contain one small block, such as
-// a header of a connection. Freeing these blocks hardly changes the bytes in use, but frees the
-// pages. Therefore a trim happens if unused memory rose by 4 MiB above its minimum since the last
-// trim. A trim also happens if the bytes in use fell by 64 KiB from their peak since then, but at
-// most every 15 s. malloc_trim locks one arena at a time, so other threads may wait.
+// Decides when free pages are returned to the kernel by malloc_trim. A trim happens if unused
+// memory rose by 4 MiB above its minimum since the last trim.
+//
+// A trim returns only pages without an allocated block. After a load peak, many pages still contain
+// one small block, such as a header of a connection. Freeing these blocks hardly changes the bytes
+// in use, but frees the pages. Therefore a trim also happens if the bytes in use fell by 64 KiB
+// from their peak since the last trim, but at most every 15 s. malloc_trim locks one arena at a
+// time, so other threads may wait.
 class MemoryTrimmer {
  public:
   // Call periodically. Checks every few seconds whether a trim is due. A trim takes milliseconds.

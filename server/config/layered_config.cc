@@ -271,8 +271,8 @@ std::unique_ptr<LayeredConfig> LayeredConfig::Load(const ConfigSources& sources,
     is_complete &= ApplyUpperLayers(sources, result->config_.get(), &result->origins_, errors);
   }
   // If a file was not read completely, the rules between keys are not checked, because they would
-  // report false errors. An invalid value was ignored, so the rules between keys are checked with
-  // the value of a lower layer.
+  // report false errors. A file with an invalid value counts as complete: the rules are checked
+  // with the value of a lower layer instead.
   if (is_complete) {
     ApplyPortOffset(sources.port_offset, result->config_.get(), &result->origins_, errors);
     ValidateConfig(*result->config_, result->origins_, errors);

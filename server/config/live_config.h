@@ -82,8 +82,8 @@ class LiveConfig {
   // Options at the start of the process.
   const DaemonOptions& start_options() const { return start_options_; }
 
-  // Prepares and applies the current options now and on every reload. A reload does so even if no
-  // key has changed, because files may have new contents. `files` returns the files that `prepare`
+  // Prepares and applies the options now and on every reload. A reload does so even if no key has
+  // changed, because files may have new contents. `files` returns the files that `prepare`
   // reads. If the first Prepare fails, returns its error and does not subscribe.
   absl::Status Subscribe(std::string name, Prepare prepare, Files files = {});
 

@@ -13,7 +13,7 @@ class Error;
 
 namespace quire::server {
 
-// Returns the message for `error`, which parsing the command line of `app` has returned. The
+// Returns the message for `error`, which CLI11 threw while it parsed the command line of `app`. The
 // message names the command and the argument, suggests similar commands and options, and ends with
 // the usage of the command and a newline.
 std::string DescribeUsageError(const CLI::App& app, const CLI::Error& error);

@@ -6,7 +6,7 @@
 namespace quire::server {
 namespace {
 
-bool HasNoQueueLimit(const engine::TenantLimits& limits) {
+bool LimitsOnlyRunning(const engine::TenantLimits& limits) {
   return limits.max_running_requests && !limits.max_queued_requests && !limits.max_queued_tokens;
 }
 
@@ -14,9 +14,9 @@ bool HasNoQueueLimit(const engine::TenantLimits& limits) {
 
 std::vector<std::string> FindTenantsWithoutQueueLimit(const engine::TenantOptions& tenants) {
   std::vector<std::string> names;
-  if (HasNoQueueLimit(tenants.defaults)) names.emplace_back("tenants.defaults");
+  if (LimitsOnlyRunning(tenants.defaults)) names.emplace_back("tenants.defaults");
   for (const auto& [name, limits] : tenants.entries) {
-    if (HasNoQueueLimit(limits)) names.push_back(name);
+    if (LimitsOnlyRunning(limits)) names.push_back(name);
   }
   return names;
 }

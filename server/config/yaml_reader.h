@@ -1,8 +1,7 @@
 #pragma once
 
-// Reads YAML documents and single overrides into the configuration. It walks the yaml-cpp tree and
-// the Protobuf descriptors together, so that every error message begins with a location
-// (`file:line:column` for a file).
+// Reads YAML documents and single overrides into the configuration. Every error message begins with
+// a location (`file:line:column` for a file).
 //
 // Place:      called by layered_config.h for each layer; uses scalar_value.h.
 // Invariants: an invalid value leaves its field unchanged. A list of Protobuf messages, however,

@@ -89,7 +89,7 @@ def test_a_taken_address_names_its_key_and_the_remedy(tmp_path, key):
         address = "127.0.0.1:%d" % taken.getsockname()[1]
         with Daemon(tmp_path, settings=[f"{key}={address}"]) as daemon:
             assert daemon.wait(30) == 78
-            error = entry(daemon, "cannot listen")["error"]
+            error = entry(daemon, "cannot start")["error"]
     assert error == (f"{key}: address {address} is in use; set another address with --set {key}=ADDRESS, or shift all "
                      "addresses with --port-offset N")
 
