@@ -23,7 +23,8 @@ std::int64_t Nanoseconds(const google::protobuf::Duration& duration) {
 }
 
 // Returns a v1::ToolCall or v1::ToolCallDelta as JSON on one line. The arguments keep their text,
-// because parsing them would round long numbers. A line break in JSON is always between tokens.
+// because parsing them would round long numbers. Strings in JSON contain no line breaks, so each
+// line break can be replaced by a space.
 template <typename Call>
 std::string CallJson(const Call& call, int index) {
   return absl::StrCat("{\"id\":", JsonQuoted(call.id()), ",\"function\":{\"index\":", index,

@@ -4,7 +4,7 @@
 // stream. The last line has the fields `done` and `done_reason`, token counts, and durations in
 // nanoseconds.
 //
-// Place:      make_writer functions of GenerationEndpoint.
+// Place:      created by the make_writer functions of GenerationEndpoint.
 // Invariants: prompt_eval_duration is the time from the first scheduling to the first token.
 //             eval_duration is the time from the first token to the last one. total_duration is
 //             their sum plus the time in the queue. load_duration is 0. Tool calls are sent as

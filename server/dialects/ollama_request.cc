@@ -170,7 +170,7 @@ absl::Status ReadLogprobs(const JsonFields& body, v1::OutputOptions* output,
   return absl::OkStatus();
 }
 
-// Reads think, which sets variables of the template.
+// Reads the field `think`, which sets variables of the template.
 absl::Status ReadThink(const JsonFields& body, v1::ChatPrompt* chat) {
   const auto think = body.Find("think");
   if (!think) return absl::OkStatus();
@@ -322,7 +322,7 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::Chat
   return absl::OkStatus();
 }
 
-// Reads prompt and system as a chat.
+// Converts the fields `system` and `prompt` to a chat.
 absl::Status ReadPromptAsChat(const JsonFields& body, v1::GenerateRequest* request,
                               FieldNames* names) {
   v1::ChatPrompt* const chat = request->mutable_chat();

@@ -5,7 +5,7 @@
 //   {"model": "m:latest", "messages": [..], "options": {"num_predict": -1}}
 //     -> model "m", max_tokens = OpenAiLimits::max_tokens, streamed
 //
-// Place:      read functions of GenerationEndpoint.
+// Place:      called as the read functions of GenerationEndpoint.
 // Invariants: the invariants of openai_request.h hold. OllamaFields() lists all fields. `stream` is
 //             true by default. Without `num_predict`, limits.default_max_tokens applies. The prompt
 //             of /api/generate is a user message unless `raw` is true or the model has no template.

@@ -123,7 +123,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
     std::span<const std::byte> LastRead(std::size_t size) const;
     // Keeps the bytes of the last read; the next read appends to them.
     void Keep(std::size_t size) { num_kept_ += size; }
-    // Returns the kept bytes followed by the bytes of the last read. Then no bytes are kept.
+    // Returns the kept bytes followed by the bytes of the last read, and keeps none of them.
     boost::asio::const_buffer TakeAll(std::size_t size);
     void AdaptSize(std::size_t size);
 

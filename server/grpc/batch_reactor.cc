@@ -57,7 +57,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
  private:
   struct Item {
     std::unique_ptr<Generation> request;
-    bool may_have_events = false;  // the token stream became ready after its last empty read
+    bool may_have_events = false;  // set by the ready callback, cleared before TakeEvent
   };
   using Items = std::map<std::string, std::shared_ptr<Item>>;
   struct ReadState {

@@ -37,7 +37,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
     }
     StartSendInitialMetadata();
     if (cancelled) request_->Cancel();
-    // A pending write completes only when the call is cancelled. Its completion then calls Pump.
+    // If the client stops reading, a pending write completes only after the call is cancelled.
+    // OnWriteDone then cancels the request.
     request_->SetAbandonedCallback([self] { self->call_->TryCancel(); });
     request_->SetReadyCallback([self] { self->Pump(); });
   }

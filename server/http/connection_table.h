@@ -45,7 +45,7 @@ class ConnectionTable {
   bool EvictOne() { return EvictOneOf(""); }
   // Makes room for one more connection over the limit. Returns true at once if fewer than kReserved
   // such connections are open. Otherwise closes the oldest one. If max_connections + 2 * kReserved
-  // sessions exist, too many of them are still closing: then closes none and returns false.
+  // sessions exist, closes none and returns false, because too many are still closing.
   bool MakeReservedRoom();
 
   void Add(std::uint64_t number, const std::shared_ptr<HttpSession>& session,

@@ -28,8 +28,8 @@ struct ConnectionTraits {
 absl::Status ReadRequestHead(const boost::beast::http::request_header<>& head,
                              const ConnectionTraits& traits, HttpRequest* request);
 
-// Returns INVALID_ARGUMENT with UNSUPPORTED_ENCODING unless the body is sent without compression:
-// without Content-Encoding, or with identity only.
+// Returns OK if Content-Encoding is absent or has only `identity`, that is, if the body is not
+// compressed. Otherwise returns INVALID_ARGUMENT with UNSUPPORTED_ENCODING.
 absl::Status CheckContentEncoding(const HttpRequest& request);
 
 }  // namespace quire::server

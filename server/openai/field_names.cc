@@ -183,8 +183,9 @@ std::string FieldNames::RenameIn(absl::string_view message) const {
       continue;
     }
     const absl::string_view path = message.substr(at, length);
-    // After any other character, the path is part of something else, such as a JSON pointer. A name
-    // without a dot or index is usually an ordinary word.
+    // A field begins the message or follows a space or '('. After any other character, the path is
+    // part of something else, such as a JSON pointer. A name without a dot or index is usually an
+    // ordinary word.
     const bool is_field = (at == 0 || message[at - 1] == ' ' || message[at - 1] == '(') &&
                           path.find_first_of(".[") != path.npos;
     absl::StrAppend(&text, is_field ? Rename(path) : std::string(path));

@@ -433,9 +433,8 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
   }
 }
 
-// Converts the tokens to text at once, so that buffered_bytes counts them and exceeds its limit
-// before memory is exhausted. The body of a chat contains the list once, that of a completion once
-// per choice.
+// Converts the log-probabilities to JSON at once, so that buffered_bytes counts them before memory
+// is exhausted. The body of a chat contains the list once, that of a completion once per choice.
 void OpenAiAnswer::Impl::AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
   if (echo) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
   if (!with_prompt_logprobs) return;

@@ -82,7 +82,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   bool has_finished() const;
   void WriteEvents(std::string events);
   void End();
-  // `writer` has begun the stream; null if no generation started.
+  // `writer` is null if no generation has started. In this case no stream has begun.
   void EndWithError(AnswerWriter* writer);
   void Count(absl::StatusCode code);
 

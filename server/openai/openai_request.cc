@@ -327,7 +327,8 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   if (!options) return absl::OkStatus();
   if (!options->is_object()) return BadField(*options, "must be an object");
   const JsonFields fields(*options);
-  // continuous_usage_stats implies include_usage unless the client sets it to false, as in vLLM.
+  // As in vLLM, continuous_usage_stats implies include_usage unless the client sets include_usage
+  // to false.
   QUIRE_RETURN_IF_ERROR(fields.Bool("continuous_usage_stats", [&](bool v) {
     result->continuous_usage = result->include_usage = v;
   }));

@@ -3,7 +3,8 @@
 // Converts the events of one call from quire.v1 to messages of vllm.grpc.engine.
 //
 //   Started, PromptLogprobs   stored
-//   Delta                     becomes a chunk: token ids, their number, and prompt counts
+//   Delta                     becomes a chunk: token ids, their number, and the numbers of prompt
+//                             tokens and cached prompt tokens
 //   Completed                 becomes a GenerateComplete message
 //
 // Place:      between Generation and the wire; the counterpart of vllm_request.h.
