@@ -74,7 +74,7 @@ absl::Status ReadTemplates(absl::string_view json, std::vector<TemplateSource>* 
 
 // Inputs of the functions that convert a conversation to template values.
 struct ConversionContext {
-  const jinja::TextHook& literal;
+  const jinja::TextHook& literal;  // applied to every text of the client
   const TemplateTraits& traits;
   jinja::JsonBudget budget;
 };
@@ -507,8 +507,8 @@ absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
   return variables;
 }
 
-// Some templates print tools only in certain conversations. Unless every probe printed its tool,
-// this conversation is rendered with a probe tool.
+// Some templates print tools only in certain conversations. If the template did not print the tool
+// of every probe, renders `chat` with a probe tool to find out.
 absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemplate& chosen,
                                        const ChatInput& chat) const {
   if (chat.tools.empty() || chosen.traits.prints_tools) return absl::OkStatus();

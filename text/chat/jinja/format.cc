@@ -407,8 +407,8 @@ class PercentFormatter {
 
 absl::StatusOr<std::string> FormatBraces(absl::string_view format, const Arguments& arguments,
                                          Runtime& runtime) {
-  // Python allows fields inside specs, but no further nesting. The third level is for the specs of
-  // these fields, which may have no fields.
+  // Python allows a field inside a spec, but no field inside the spec of that inner field. The
+  // third level formats the spec of the inner field.
   constexpr int kLevels = 3;
   return BraceFormatter(arguments, runtime).Format(format, kLevels);
 }

@@ -234,7 +234,7 @@ absl::StatusOr<std::string> FormatFloat(const Value& value, const Spec& spec) {
     text = FloatTextAs(number, type.front(), spec.precision < 0 ? 6 : spec.precision,
                        spec.is_alternate);
   } else {
-    // Without a type, prints repr. With a precision but no type, prints a variant of g
+    // With neither type nor precision, prints repr. With only a precision, prints a variant of g
     // (GeneralWithPoint).
     text = FloatTextAs(number, 'r', spec.precision, spec.is_alternate);
   }

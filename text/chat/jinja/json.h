@@ -47,8 +47,8 @@ struct JsonBudget {
 // Parses JSON. `text`, if set, is applied to every string and key. Returns INVALID_ARGUMENT for
 // invalid JSON, integers outside the range of int64, numbers outside the range of double, and
 // nesting deeper than kMaxJsonDepth. If a key occurs twice, the last value counts. `budget`, if not
-// null, is reduced by the size of the document. The error for a document that exceeds the budget or
-// its max_depth is INVALID_ARGUMENT.
+// null, is reduced by the size of the document. Exceeding the budget or its limits.max_depth
+// also returns INVALID_ARGUMENT.
 absl::StatusOr<Value> FromJson(absl::string_view json, const TextHook& text = {},
                                JsonBudget* budget = nullptr);
 
