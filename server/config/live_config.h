@@ -47,7 +47,7 @@ struct ConfigChange {
   std::string old_value;  // as YAML; "<redacted>" for secrets
   std::string new_value;
   std::string location;  // origin of the new value, as Origin::ToString returns it
-  bool hot = false;      // the schema allows a reload of this key
+  bool hot = false;      // a reload may change this key
 };
 
 // Returns every key that differs, in schema order.

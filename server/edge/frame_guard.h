@@ -39,7 +39,7 @@ struct FrameLimits {
   std::int64_t max_early_streams = 100;
   std::int64_t max_header_block_bytes = 0;  // HEADERS and its CONTINUATIONs, compressed
   // Limits per second:
-  std::int64_t max_resets = 0;          // RST_STREAM, and padded DATA, which gRPC answers with it
+  std::int64_t max_resets = 0;          // RST_STREAM; padded DATA also causes a reset
   std::int64_t max_control_frames = 0;  // SETTINGS, PING, GOAWAY, PRIORITY, unknown, empty DATA
   std::int64_t max_window_updates = 0;
   std::int64_t max_header_bytes = 0;

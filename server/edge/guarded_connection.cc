@@ -331,7 +331,8 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
 
 void GuardedConnection::SendHeldGoAway() {
   own_frames_ += std::exchange(held_goaway_, {});
-  if (write_begun_ == absl::InfiniteFuture()) ContinueToClient();  // else the pending write does
+  // A pending write calls ContinueToClient when it has completed.
+  if (write_begun_ == absl::InfiniteFuture()) ContinueToClient();
 }
 
 // Ends the connection to gRPC, which then ends its calls. The pending write to the client and our

@@ -344,8 +344,9 @@ struct OpenAiAnswer::Impl {
   const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
-  ordered_json unenforced = ordered_json::array();  // keywords of schemas, equal for all prompts
-  bool has_sent_unenforced = false;                 // a chunk with these keywords was sent
+  // Keywords of the schemas that the constraint does not enforce. They are equal for all prompts.
+  ordered_json unenforced = ordered_json::array();
+  bool has_sent_unenforced = false;  // a chunk with these keywords was sent
   // Total size of the choices' `json` and of the prompts' `logprobs_json`, with all copies of
   // `logprobs_json` in the body.
   std::size_t buffered_bytes = 0;

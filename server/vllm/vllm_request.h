@@ -11,8 +11,8 @@
 // Threads:    any.
 //
 // SOURCE: Shepherd Model Gateway, crates/grpc_client/proto/vllm_engine.proto, and the defaults of
-// its servicer for vLLM. A number without presence is taken literally, so 0 turns most parameters
-// off. The gateway gets the model's sampling defaults from GetModelInfo and sends them.
+// its servicer for vLLM. A number in a field without presence is taken literally, so 0 turns most
+// parameters off. The gateway gets the model's sampling defaults from GetModelInfo and sends them.
 
 #include "absl/status/status.h"
 

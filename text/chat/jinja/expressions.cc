@@ -483,7 +483,7 @@ ExpressionParser::Result ExpressionParser::ParseSubscript(ExprPtr node) {
   return attribute;
 }
 
-// Parses the part after "[", an index or a slice, and the "]".
+// Parses an index or a slice, and the closing "]". The "[" has been consumed already.
 ExpressionParser::Result ExpressionParser::ParseIndex(ExprPtr node, Position position) {
   std::vector<ExprPtr> parts(1);
   bool is_slice = false;

@@ -262,7 +262,7 @@ class PercentFormatter {
     return BadFormat(absl::StrCat("the mapping has no key '", name.substr(0, 100), "'"));
   }
 
-  // Reads digits and returns their number, or reads an asterisk and returns the next argument.
+  // Reads digits and returns their value, or reads an asterisk and returns the next argument.
   // Returns 0 if there is neither.
   absl::StatusOr<std::int64_t> ReadNumber() {
     if (Skip('*')) {
