@@ -76,7 +76,7 @@ std::optional<std::int32_t> StopMatcher::Push(absl::string_view text, bool may_s
     if (match < 0 || !may_stop) continue;
     std::size_t end = i + 1;
     if (!include_stop_text) {
-      // The stop string may be shorter than the node's prefix.
+      // The stop string may be only the end of the node's string.
       end -= automaton_->length(match);
     }
     out->append(buffered_, 0, end);

@@ -117,7 +117,8 @@ absl::StatusOr<SentencePieceModel> SentencePieceModel::From(const SentencePieceF
 }
 
 void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
-  // sentencepiece uses these initial values too, so the best score is never below zero.
+  // The initial values are those of sentencepiece. `best` starts at the smallest positive float, so
+  // it is never below zero.
   float worst = std::numeric_limits<float>::max();
   float best = std::numeric_limits<float>::min();
   for (const SentencePiece& piece : file.pieces) {

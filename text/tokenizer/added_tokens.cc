@@ -153,18 +153,19 @@ absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel
   if (by_content_.contains(token.content)) {
     return content.Error(absl::StrCat("\"", token.content, "\" occurs twice"));
   }
-  // Hugging Face ignores the id in the file: content of the vocabulary gets the vocabulary's id,
-  // other content the next free id. A file with different ids is ambiguous and is rejected.
+  // Hugging Face ignores the id in the file. Content that is in the vocabulary gets its id there,
+  // and other content gets the next free id. A file with different ids is ambiguous and is
+  // rejected.
   const auto in_vocabulary = model.TokenToId(token.content);
   const std::int64_t free_id = id_policy_ == IdPolicy::kAsGiven ? id_value : next_id_;
   const std::int64_t expected = in_vocabulary ? *in_vocabulary : free_id;
   if (id_value != expected) {
     const std::string place =
-        in_vocabulary ? "in model.vocab"
-                      : absl::StrCat("after the ", model.vocabulary_size(),
+        in_vocabulary ? " in model.vocab"
+                      : absl::StrCat(", the next id after the ", model.vocabulary_size(),
                                      " entries of model.vocab and earlier added tokens");
     return id.Error(
-        absl::StrCat("is ", id_value, ", but \"", token.content, "\" has ", expected, " ", place));
+        absl::StrCat("is ", id_value, ", but \"", token.content, "\" has id ", expected, place));
   }
   token.id = static_cast<std::int32_t>(id_value);
   if (!in_vocabulary) ++next_id_;

@@ -28,9 +28,9 @@ absl::StatusOr<Regex> PatternOf(const formats::JsonValue& config);
 absl::StatusOr<std::string> CharacterOf(const formats::JsonValue& config, absl::string_view key);
 
 // Determines when a Metaspace component puts its space sign in front of a text: "always", "first"
-// or "never" in `prepend_scheme`. Older files may have `add_prefix_space`. True has no effect, and
-// false is an error unless `prepend_scheme` is "never". Without `prepend_scheme` the scheme is
-// kAlways.
+// or "never" in `prepend_scheme`. If this key is missing, the result is kAlways. Older files may
+// have `add_prefix_space`: true has no effect, and false is an error unless `prepend_scheme` is
+// "never".
 enum class PrependScheme { kAlways, kFirst, kNever };
 absl::StatusOr<PrependScheme> PrependSchemeOf(const formats::JsonValue& config);
 

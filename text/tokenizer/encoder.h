@@ -31,7 +31,7 @@ struct EncoderParts {
   Splitter splitter;
   TokenModel model;
   PostProcessor post_processor;
-  // Special tokens are only recognized in text that a chat template rendered.
+  // If true, special tokens are recognized only in text that a chat template rendered.
   bool special_in_templates_only = false;
 };
 

@@ -200,7 +200,8 @@ absl::StatusOr<std::int64_t> Count(const formats::JsonValue& config, absl::strin
   return value.AsInteger(0, kMaxTokenIds);
 }
 
-// Checks that `rank` is the position in the list, by which mistral-common finds tokens.
+// Checks that `rank` equals the entry's position in the list. mistral-common finds tokens by their
+// position.
 absl::Status CheckRank(const formats::JsonValue& entry, std::size_t place) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue rank, entry.Get("rank"));
   QUIRE_ASSIGN_OR_RETURN(const std::int64_t value, rank.AsInteger(0, kMaxTokenIds - 1));

@@ -209,7 +209,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem
       if (!has(other.file)) continue;
       return absl::UnimplementedError(absl::StrCat(
           model_dir.string(), " has ", other.file, " (", other.kind,
-          "), which is not supported, but none of tokenizer.json, tekken.json, tokenizer.model, "
+          "), which is not supported; add tokenizer.json, tekken.json, tokenizer.model or "
           "tokenizer.tiktoken"));
     }
     return absl::NotFoundError(

@@ -112,7 +112,7 @@ class ObjectParser {
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kStart;
-  bool is_call_expected_ = false;  // after the tag or a call, where other JSON is a failed call
+  bool is_call_expected_ = false;  // the tag was read, so other JSON is a failed call
   BufferedMarkup markup_;
   std::string buffered_;
   JsonTracker json_;

@@ -6,7 +6,7 @@
 namespace quire::kernels {
 namespace {
 
-// Returns random elements. For one-byte types, random bytes are used that are not NaN in e4m3.
+// Returns random elements. For one-byte types, no byte is a NaN in e4m3.
 absl::StatusOr<DeviceBuffer> RandomPages(const Gpu& gpu, const cache::KvGeometry& geometry) {
   const std::int64_t bytes =
       geometry.num_blocks * geometry.block_stride() * DTypeSize(geometry.dtype);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes bundle.txt of a bundle (scripts/gpu_bundle): `gpu_manifest.py FOLDER VERSION ARCHS`.
 
-The runner (tools/gpu_run/run.py) compares every file with it before it starts anything.
+The runner (tools/gpu_run/run.py) compares every file with bundle.txt before it starts anything.
 """
 
 import pathlib

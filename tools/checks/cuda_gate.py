@@ -42,7 +42,7 @@ ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
-# PTX instructions for the instructions of machine code, in the PTX of portable units.
+# The PTX equivalents of machine instructions, to check the PTX of portable units.
 IN_PTX = {"HMMA": "mma.sync", "LDSM": "ldmatrix", "LDGSTS": "cp.async"}
 
 

@@ -307,7 +307,7 @@ def work_loop(graph):
 
 
 def loop_without_products(graph, opcode):
-    """Returns the loop over tiles of warps that compute no products, and its Work. It is the loop around the innermost
+    """For warps that compute no products, returns their loop over tiles and its Work. It is the loop around the innermost
     loop with the most `opcode`, or that innermost loop if no loop is around it. Returns None if no loop has `opcode`."""
     found = [loop for loop in graph.loops
              if graph.count(loop, {opcode}) and not graph.count(loop, set(CLASSES["tensor"].split()))]

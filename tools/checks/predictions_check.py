@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that docs/benchmarks/gpu_queue.md refers to measurements of the check on a GPU machine.
+"""Checks that docs/benchmarks/gpu_queue.md names only measurements that exist.
 
 Every row of a table with a column "measured by" names a measurement in backticks: the beginning of the name of a
 benchmark of bench_kernels_cuda, a filter for GPU tests, a stage of the runner as `run STAGE`, or a figure of the

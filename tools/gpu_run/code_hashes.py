@@ -48,7 +48,7 @@ def hashes(content):
         return {(name.removeprefix(".text."), capability): hashlib.sha256(code).hexdigest()[:16]
                 for capability, cubin in cubins(content) for name, code in sections(cubin) if name.startswith(".text.")}
     except (struct.error, IndexError, ValueError) as error:
-        raise CodeError(f"the magic number of a fat binary is not followed by one: {error}") from error
+        raise CodeError(f"the magic number of a fat binary is followed by something else: {error}") from error
 
 
 def on_device(found, capability):

@@ -174,7 +174,7 @@ def parts(results):
             ("daemon", "Synthetic weights, 512 input and 128 output tokens",
              "quire bench, three requests per stream after a warm-up.", DAEMONS, daemon_rows(results)),
             ("stages", "Verdicts of the check", "One process per item.", STAGES, stage_rows(results)),
-            ("predictions", "Figures beside docs/benchmarks/gpu_queue.md",
+            ("predictions", "Figures and predictions (docs/benchmarks/gpu_queue.md)",
              "The ratio is measured / the nearest end of the expected range.", COMPARISON, results["comparison"])]
 
 

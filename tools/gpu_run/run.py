@@ -200,7 +200,7 @@ class Runner:
                 return None
 
     def wait(self, until):
-        """Waits until a process ends, a signal arrives or `until`."""
+        """Waits until a process ends, a signal arrives or `until`, but at most one second."""
         arrived = signal.sigtimedwait(SIGNALS, max(0.0, min(until - time.monotonic(), 1.0)))
         self.interrupted |= arrived is not None and arrived.si_signo != signal.SIGCHLD
 

@@ -167,8 +167,8 @@ class Client {
     if (lines.size() == wanted && has_tokens) return;
     Fail(absl::StrCat("request ", number),
          {grpc::StatusCode::INTERNAL,
-          absl::StrCat(lines.size(), " choices of ", wanted,
-                       has_tokens ? "" : ", at least one of them without log-probabilities")});
+          absl::StrCat("has ", lines.size(), " choices, must have ", wanted,
+                       has_tokens ? "" : "; a choice has no log-probabilities")});
   }
 
   void RunRequests() {

@@ -32,7 +32,7 @@ constexpr std::pair<const char*, double> kPercentiles[] = {
 // In the open loop, a request counts as late if it is sent with a longer delay than this.
 constexpr double kLateSeconds = 0.01;
 
-// Returns milliseconds, or zeros without values.
+// Converts seconds to milliseconds. Returns zeros if there are no values.
 Distribution Describe(std::vector<double> seconds) {
   Distribution result;
   if (seconds.empty()) {

@@ -12,9 +12,9 @@
 
 namespace quire::client {
 
-// `subjects` has the runs of each server under test, one or two servers. The timelines of several
-// runs follow each other. Cancelled requests count in the timeline only. REQUIRES: each server has
-// a run.
+// Each element of `subjects` has the runs of one server under test. The timelines of several runs
+// follow each other. Cancelled requests count in the timeline only. REQUIRES: there are one or two
+// servers, and each has a run.
 std::string BenchSvg(const std::vector<std::vector<BenchRun>>& subjects);
 
 }  // namespace quire::client

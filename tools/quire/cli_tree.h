@@ -18,7 +18,7 @@ struct CliOption {
   std::vector<std::string> names;    // such as "-n", "--choices"; empty for a positional
   std::string positional;            // name if it is a positional
   std::string value;                 // type of the value, such as "TEXT"; empty for a flag
-  std::vector<std::string> choices;  // allowed values; empty: any. For a flag they follow "="
+  std::vector<std::string> choices;  // allowed values, for a flag those after "="; empty: any
   std::string description;
   std::string default_value;  // as printed by --help; empty: none
   bool is_required = false;

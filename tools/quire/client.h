@@ -77,7 +77,7 @@ std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 
 // Prints `CODE/REASON: message` to standard error and returns the exit code. If there is no
-// connection, prints which kind of server answers at the address and which option to give.
+// gRPC connection, prints what kind of server was found at the address and which option to give.
 int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_view address);
 
 // Prints the error of a wrong command line and returns the exit code.

@@ -29,7 +29,7 @@ std::string Head(const std::string& name, absl::string_view shell) {
                       shell, name == "quire" ? "" : absl::StrCat(" --program ", name), "`\n");
 }
 
-// Returns the words that are valid where no option is expected.
+// Returns the words other than options that can follow the command.
 Words ListArguments(const CliCommand& command) {
   Words words;
   for (const CliCommand& child : command.commands) words.push_back(child.name);

@@ -44,8 +44,8 @@ using nlohmann::ordered_json;
 constexpr absl::string_view kGroups[] = {"embedding",    "attention", "mlp",  "experts", "router",
                                          "layer inputs", "norms",     "head", "other"};
 
-// Returns true if `name` is `slot`, a name of models::TensorNames, or the name of a part of that
-// tensor, such as slot + ".weight".
+// `slot` is a name of models::TensorNames. Returns true if `name` is `slot` or the name of a part
+// of that tensor, such as slot + ".weight".
 bool IsPartOf(absl::string_view name, absl::string_view slot) {
   return !slot.empty() && absl::ConsumePrefix(&name, slot) &&
          (name.empty() || name[0] == '.' || name[0] == '_');

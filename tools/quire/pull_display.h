@@ -40,7 +40,7 @@ class PullDisplay {
   const bool is_terminal_;
   const absl::Time start_;
   hub::StopSignal stop_;
-  // Used only by the display's thread, and by the destructor after it has ended.
+  // Used only by the display's thread, and by the destructor after that thread has ended.
   std::vector<hub::FileProgress> shown_;  // states at the last PrintChanges
   std::string shown_note_;
   std::size_t drawn_lines_ = 0;  // bar lines that the next Draw replaces

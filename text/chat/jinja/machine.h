@@ -99,8 +99,8 @@ class Machine {
   void CloseScope(Scope* previous);
   void Assign(const std::string& name, Value value);
   Value Lookup(const std::string& name);
-  // Adds the cost of comparing this number of names to uncharged_work_, for which the next
-  // expression charges.
+  // Adds to uncharged_work_ the cost of comparing `names` names. The next expression charges for
+  // it.
   void AddSearchCost(std::size_t names);
   // The macro looks up names in the current scope and its parents.
   Value MakeMacro(const Stmt& stmt);

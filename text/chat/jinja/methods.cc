@@ -126,8 +126,8 @@ Result SplitLines(const Call& call) {
   return MakeTextList(SplitTextLines(call.text(), bound[0] && IsTrue(*bound[0])));
 }
 
-// The part of the text that the arguments `start` and `end` of startswith, endswith and the methods
-// of Search select.
+// The part of the text that the arguments `start` and `end` select. startswith, endswith and the
+// methods that Search implements take these arguments.
 struct Window {
   absl::string_view text;
   std::int64_t begin = 0;  // number of characters before this part

@@ -1,7 +1,7 @@
 #pragma once
 
-// Objects that belong to one rendering and are compared by identity. A template can call them,
-// iterate over them or assign to them.
+// Objects that belong to one rendering and are compared by identity: namespaces, macros, loops,
+// functions and so on.
 //
 // Place:      between the values and the interpreter.
 // Threads:    the rendering thread.

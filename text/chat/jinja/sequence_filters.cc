@@ -99,9 +99,9 @@ bool IsTrueArgument(const std::optional<Value>& value) {
   return value && IsTrue(*value);
 }
 
-// Returns a list with the values of several attributes, "a,b", or with the item itself without
-// attributes. Comparing lists skips equal elements. Undefined values are equal, so a comparison
-// fails only between an undefined and another value.
+// Returns a list with the values of the attributes "a,b", or a list with the item itself if there
+// is no attribute. Comparing lists skips equal elements. Undefined values are equal, so a
+// comparison fails only between an undefined and another value.
 Result SortKeys(Runtime& runtime, const Value& item, const std::optional<Value>& attribute,
                 bool case_sensitive) {
   std::vector<std::optional<Value>> attributes = {attribute};

@@ -1,4 +1,4 @@
-"""Asks a chat model, and reports what it rejects. Needs a model with a chat template."""
+"""Asks a chat model questions, and prints the error if the server rejects one. Needs a model with a chat template."""
 
 import argparse
 import sys
