@@ -80,7 +80,8 @@ class PipelineBuilder {
     return static_cast<GgufTokenType>((*vocabulary_.token_types)[id]);
   }
   // Returns whether merges can produce the token. As in llama.cpp and tokenizer.json, this includes
-  // user-defined tokens, which may be written with the space sign.
+  // user-defined tokens. One that is written with space signs never matches raw text as an added
+  // token.
   bool IsMergeable(std::size_t id) const {
     const GgufTokenType type = TypeOf(id);
     return type == GgufTokenType::kNormal || type == GgufTokenType::kUserDefined;

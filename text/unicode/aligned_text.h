@@ -35,7 +35,7 @@ class AlignedText {
   // `text` starts at byte `offset` of the input. Untracked text uses no extra memory.
   AlignedText(absl::string_view text, std::int32_t offset, bool tracked);
 
-  // The maximum size of a text, because later stages use 32-bit offsets.
+  // The maximum size of a text. Later stages use 32-bit offsets.
   static constexpr std::size_t kMaxBytes = std::numeric_limits<std::int32_t>::max();
   void set_limit_bytes(std::size_t limit) { limit_bytes_ = limit; }
   // Returns INVALID_ARGUMENT if the text exceeds its limit, or if an append was dropped.

@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kJitStackStartBytes = 32 * 1024;
 constexpr std::size_t kJitStackMaxBytes = 8 * 1024 * 1024;
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;
-// Maximum nesting of parentheses, because PCRE2's compiler is recursive. It equals PCRE2's default,
-// which builds can change.
+// Maximum nesting of parentheses, which PCRE2's compiler parses recursively. It equals PCRE2's
+// default, but a build of PCRE2 can change the default.
 constexpr std::uint32_t kMaxParentheses = 250;
 
 absl::Status CheckSize(absl::string_view pattern) {

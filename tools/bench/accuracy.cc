@@ -11,6 +11,7 @@
 // positions of sum p log(p / q) in nats. p is the distribution of the reference, and q the
 // distribution of the format. "same best" is the fraction of positions with the same most likely
 // token. Positions include the last token of a run, although its next token is not in the run.
+// "lost" is the relative increase of the perplexity over the reference.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -54,7 +54,7 @@ class ScanStep {
         none_(rows, 0),
         positions_(std::size_t{rows} * tokens) {
     for (std::uint32_t row = 0; row <= rows; ++row) offsets_[row] = row * tokens;
-    // Otherwise the first steps would measure page faults.
+    // Writes the memory once, so that the first steps do not measure page faults.
     std::memset(states_.data(), 0, static_cast<std::size_t>(states_.size_bytes()));
     std::iota(slots_.begin(), slots_.end(), 1u);
     for (std::size_t i = 0; i < positions_.size(); ++i) {

@@ -7,7 +7,7 @@ The ptxas reports, which cmake/nvcc_report.sh stores next to the objects, must s
   - at most 120 kernels per architecture
   - machine code in each object
 The hashes of the machine code (code_hashes.py) go to kernel_hashes.json in the build folder. The gate prints how many
-have passed on a GPU.
+of these kernels have passed on a GPU.
 With --cuobjdump, the machine code and PTX must show:
   - the required instructions of each unit, and PTX for later GPUs in portable units
   - no local memory

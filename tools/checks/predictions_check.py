@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that docs/benchmarks/gpu_queue.md names only measurements that exist.
+"""Checks the predictions in docs/benchmarks/gpu_queue.md.
 
 Every row of a table with a column "measured by" names a measurement in backticks: the beginning of the name of a
 benchmark of bench_kernels_cuda, a filter for GPU tests, a stage of the runner as `run STAGE`, or a figure of the
-runner's daemons. The measurement must exist. The row must have an expectation and, if the table has that column, a
-formula. The runner must be able to parse the expectation if it compares the figure. A count of instructions in a
+runner's daemons. The measurement must exist. The row must have an expectation, and a formula if the table has a
+column for it. The runner must be able to parse the expectation if it compares the figure. A count of instructions in a
 formula ("n = 455", "beside 421") must be in kernels/cuda/resources.json. The existing names come from tools/gpu_run and
 from the programs:
 

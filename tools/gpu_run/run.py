@@ -2,7 +2,7 @@
 """Runs the tests and benchmarks of a bundle (scripts/gpu_bundle) on the GPU of this machine within a time limit.
 
     ./run                                 all stages of STAGES in 600 s; results in the folder gpu-results
-    ./run --seconds 120 --out DIR tests   only this stage, or one of EXTRA_STAGES
+    ./run --seconds 120 --out DIR tests   only the named stages, of STAGES or EXTRA_STAGES
     ./run --dry-run                       small shapes on the emulated device
 
 Needs Python 3.9 and the bundle. Each item is a process of its own with a time limit, so that a hang or a crash affects

@@ -439,7 +439,7 @@ void AddMeasureOptions(CLI::App* cmd, BenchOptions* options) {
       ->needs(peer);
   cmd->add_option(
       "--metrics", options->metrics,
-      "URL of quired's metrics, such as http://127.0.0.1:9464/metrics: check its counters");
+      "check quired's counters, read from this URL, such as http://127.0.0.1:9464/metrics");
   cmd->add_option("--pid", options->pid, "process id of quired; reports its peak memory (PSS)")
       ->check(CLI::PositiveNumber);
   cmd->add_option("--peer-pid", options->peer_pid,

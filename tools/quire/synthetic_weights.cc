@@ -152,8 +152,8 @@ std::vector<Tensor> Tensors(const ModelShape& shape) {
   return tensors;
 }
 
-// Approximates a normal distribution by the sum of four uniform values, whose standard deviation is
-// sqrt(4 / 12).
+// Approximates a normal distribution by the sum of four uniform values. The sum has the standard
+// deviation sqrt(4 / 12).
 float RandomValue(std::uint64_t stream, std::uint64_t index) {
   const std::uint64_t bits = SplitMix(stream + index * kSplitMixStep);
   const std::uint64_t sum =

@@ -48,7 +48,7 @@ class Lexer {
   }
 
  private:
-  // Moves past a match. A newline just before `end` means that a line starts there.
+  // Moves to `end`. If the character before `end` is a newline, a line starts at `end`.
   void MoveTo(std::size_t end) {
     is_at_line_start_ = end > 0 && text_[end - 1] == '\n';
     at_ = end;
