@@ -39,12 +39,12 @@ struct RunnerOptions {
   kernels::Communicator* comm = nullptr;
 
   // Only CUDA uses the options below, except max_context_tokens. The CPU uses max_context_tokens
-  // for the sizes of the prefix index and of the indexer's buffers.
+  // for the sizes of the prefix index and of the sparse attention buffers (models::IndexBuffers).
 
   // Type of activations other than the residual stream: kF32 with f32 pages, else kBF16.
   DType activation = DType::kF32;
-  // Maximum tokens of a sequence in the cache manager, which determines the stride of lookup
-  // tables; 0: the model's limit.
+  // Maximum tokens of a sequence in the cache manager, which determines the row stride of the page
+  // lookup tables; 0: the model's limit.
   std::uint32_t max_context_tokens = 0;
   // Runs decode steps of undivided models as captured graphs, which does not change any bit of the
   // results.

@@ -207,7 +207,7 @@ class SelectionCheck {
   float* queries_ = nullptr;
   float* scores_ = nullptr;
   std::int32_t* selected_ = nullptr;
-  std::uint32_t* num_others_ = nullptr;
+  std::uint32_t* last_selected_ = nullptr;
   std::uint32_t* offsets_ = nullptr;
   std::uint32_t* live_rows_ = nullptr;
   std::vector<std::int32_t> keys_;  // selected by the CPU
@@ -419,12 +419,12 @@ absl::Status SelectionCheck::Select() {
 
 absl::Status SelectionCheck::MapKeys(const kernels::AnyKvView& rows) {
   const std::vector<std::uint32_t> poison(kStepRows + 1, ~0u);
-  QUIRE_ASSIGN_OR_RETURN(num_others_, Upload(poison));
+  QUIRE_ASSIGN_OR_RETURN(last_selected_, Upload(poison));
   QUIRE_ASSIGN_OR_RETURN(offsets_, Upload(poison));
   QUIRE_ASSIGN_OR_RETURN(live_rows_, Upload(poison));
   return kernels::MapSelectedRows(*context_->params().backend, {.rows = &rows,
                                                                 .selected = selected_,
-                                                                .num_others = num_others_,
+                                                                .last_selected = last_selected_,
                                                                 .offsets = offsets_,
                                                                 .row_offsets = row_offsets_,
                                                                 .batch_size = 1,
@@ -442,7 +442,7 @@ kernels::SparseAttentionParams SelectionCheck::AttentionParams(
           .q = nullptr,
           .out = nullptr,
           .selected = nullptr,
-          .num_others = nullptr,
+          .last_selected = nullptr,
           .offsets = nullptr,
           .q_stride = stride,
           .out_stride = stride,
@@ -457,10 +457,10 @@ absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const PageSet& pa
                                                                const std::vector<float>& q) {
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView view, pages.View());
   const std::uint32_t row_offsets[] = {0, kNewRows};
-  std::vector<std::uint32_t> others(kNewRows), offsets(kNewRows + 1);
+  std::vector<std::uint32_t> last_selected(kNewRows), offsets(kNewRows + 1);
   QUIRE_RETURN_IF_ERROR(kernels::MapSelectedRows(*cpu_, {.rows = &view,
                                                          .selected = keys_.data(),
-                                                         .num_others = others.data(),
+                                                         .last_selected = last_selected.data(),
                                                          .offsets = offsets.data(),
                                                          .row_offsets = row_offsets,
                                                          .batch_size = 1,
@@ -471,7 +471,7 @@ absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const PageSet& pa
   params.q = q.data();
   params.out = out.data();
   params.selected = keys_.data();
-  params.num_others = others.data();
+  params.last_selected = last_selected.data();
   params.offsets = offsets.data();
   params.num_rows = kNewRows;
   QUIRE_RETURN_IF_ERROR(kernels::SparseAttention(*cpu_, params));
@@ -506,7 +506,7 @@ absl::Status SelectionCheck::Attend() {
   params.q = device_q;
   params.out = out;
   params.selected = selected_;
-  params.num_others = num_others_;
+  params.last_selected = last_selected_;
   params.offsets = offsets_;
   params.num_rows = kStepRows;
   params.live_rows = live_rows_;
@@ -527,7 +527,7 @@ absl::Status SelectionCheck::Run() {
   QUIRE_ASSIGN_OR_RETURN(
       cpu_, kernels::Backend::Create(Device::Cpu(), context_->params().backend->pool()));
   context_->Free();
-  context_->Begin("learned selection", absl::StrCat(index_.heads, " heads"));
+  context_->Begin("sparse attention", absl::StrCat(index_.heads, " heads"));
   QUIRE_RETURN_IF_ERROR(UploadPositions());
   QUIRE_RETURN_IF_ERROR(Store());
   QUIRE_RETURN_IF_ERROR(Score());

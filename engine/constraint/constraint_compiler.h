@@ -3,7 +3,7 @@
 // Compiles constraints on its own threads and caches them.
 //
 // Place:      between the engine, where requests wait for their constraints, and the build
-//             function. A build is bounded by counted limits (GrammarLimits), without a timeout.
+//             function. GrammarLimits bounds the steps and bytes of a build. There is no timeout.
 // Invariants: `done` of each call of Compile is called once, or never if Cancel returned true for
 //             its ticket. The cache has at most `cache_bytes`. Callers that wait for equal specs
 //             share one build. At most `compile_threads` builds run, all at low priority. A

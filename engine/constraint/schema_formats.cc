@@ -54,8 +54,8 @@ std::string Ipv6() {
 }
 
 // Labels joined by dots, without three consecutive hyphens. Labels may exceed 63 characters,
-// because a limit would take a second to compile. Repetitions are not nested, so that they can
-// share a maximum length.
+// because a pattern with a limit takes about 1 s to compile. Repetitions are not nested, so that
+// ClampLength can apply a maxLength.
 constexpr char kHost[] = "[A-Za-z0-9](?:(?:\\.|--?)?[A-Za-z0-9])*";
 
 // RFC 3986, with registered names as hosts. A path and its query are one repetition.

@@ -41,7 +41,7 @@ struct OutputItem {
   struct Start {
     std::int32_t cached_tokens = 0;
     std::int32_t max_tokens = 0;
-    bool opens_reasoning = false;
+    bool opens_reasoning = false;       // the prompt ends inside a reasoning section
     text::DetokenizerState text_start;  // the detokenizer state at the start of each choice
     std::string prompt_text;            // empty unless echo_prompt is set
     std::vector<std::int32_t> prompt_token_ids;  // empty unless echo_prompt is set

@@ -36,10 +36,10 @@ struct HotOptions {
   std::int32_t max_step_prompt_tokens = 512;  // maximum prompt tokens in one step
   // While a client waits for the next token of a decode row, prompt tokens are added to a step only
   // while the step's expected time is below this target. Infinite: there is no target. If absent,
-  // the target is automatic. It is 3 times the expected time of the decode rows alone, or 4 times
-  // if there are more than half as many prompts as decode rows. It is at least 20 ms (1 ms with
-  // several tenants) and at most 500 ms. While no client waits, the automatic target is 16 times
-  // the expected time of one decode row, between 5 and 500 ms.
+  // the target is automatic. It is 3 times the expected time of the decode rows alone. The factor
+  // is 4 if the number of prompts is more than half the number of decode rows. The target is at
+  // least 20 ms (1 ms with several tenants) and at most 500 ms. While no client waits, the
+  // automatic target is 16 times the expected time of one decode row, between 5 and 500 ms.
   std::optional<absl::Duration> step_time_target;
   std::int32_t max_running_sequences = 64;  // must not exceed its value at Create
   absl::Duration queue_timeout = absl::InfiniteDuration();
@@ -72,8 +72,8 @@ struct EngineOptions : HotOptions {
   // scheduler.*
   AdmissionMode admission = AdmissionMode::kSafe;
   // Whether prompts may reuse pages with generated tokens. It is false if prefill and decode
-  // compute different bits and the results must not depend on the cache. Then only the sequence
-  // that generated the pages, and choices that share its tokens, can match them again.
+  // compute different bits and the results must not depend on the cache. Then a sequence reuses
+  // such pages only if it generated the same tokens itself, for example before a preemption.
   bool share_generated_pages = true;
   // stream.*
   std::int32_t stream_queue_tokens = 1024;

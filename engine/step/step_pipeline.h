@@ -94,8 +94,10 @@ class StepPipeline {
   std::array<InFlightStep, kMaxStepsInFlight> flights_;  // a ring
   std::size_t oldest_index_ = 0;
   std::size_t num_in_flight_ = 0;
-  absl::Duration expected_;        // expected time of the last launched step
-  bool has_late_samples_ = false;  // the last launched step still has to compute late samples
+  absl::Duration expected_;  // expected time of the last launched step
+  // True until SampleLate computes the late samples (StepSample::is_late) of the last launched
+  // step.
+  bool has_late_samples_ = false;
   StepPlan empty_plan_;
   const StepPlan* plan_ = &empty_plan_;
   std::vector<ScheduledRequest*> failing_requests_;  // scratch of FailStep

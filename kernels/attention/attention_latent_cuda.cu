@@ -2,8 +2,8 @@
 // first columns, up to 512, are V. Prefill and decode tokens have the same reduction order.
 //
 // A block processes 32 packed rows (attention_work.h) and iterates over their keys in tiles of 32
-// tokens. Each tile is loaded once for K and V. The eight warps divide the work into two halves of
-// the rows by four groups of columns. Scores: a warp multiplies its 16 rows with a quarter of the
+// tokens. Each tile is loaded once for K and V. Each of the eight warps has one half of the rows
+// and one of four groups of columns. Scores: a warp multiplies its 16 rows with a quarter of the
 // columns, for all tokens. The four partial products are added in order through shared memory, then
 // 8 threads per row compute the softmax. Values: a warp multiplies its 16 rows of P with 128
 // columns of V. Each element of a tile is thus read from shared memory by two warps instead of
@@ -50,7 +50,7 @@ struct Shared {
   float row_max[kRows];  // maximum and sum of the preceding spans
   float row_sum[kRows];
 };
-// 99 KB is the limit per block on compute capability 8.6 and 8.9, the lowest of all supported GPUs.
+// Compute capability 8.6 and 8.9 allow 99 KB per block. No supported GPU has a lower limit.
 static_assert(sizeof(Shared) <= 99 * 1024);
 
 // Returns the byte offset of 16-byte piece `piece` of token `row` in a tile. The pieces with the
@@ -83,13 +83,16 @@ struct Fragments {
   float o[kValueTiles][4];
 };
 
+// Returns the half of the block's rows that the warp processes.
 __device__ __forceinline__ std::uint32_t Half() {
   return cuda::Warp() % 2;
 }
+// Returns the column group of the warp.
 __device__ __forceinline__ std::uint32_t Group() {
   return cuda::Warp() / 2;
 }
-// Returns the row of accumulator registers 2 * half and 2 * half + 1.
+// Returns the row of accumulator registers 2 * half and 2 * half + 1. `half` is 0 or 1 for the
+// first or last 8 of the warp's 16 rows, unlike Half().
 __device__ __forceinline__ std::uint32_t FragmentRow(std::uint32_t half) {
   return Half() * 16 + cuda::Lane() / 4 + 8 * half;
 }

@@ -1,4 +1,4 @@
-// The integer linear with AMX tiles.
+// The integer linear kernel with AMX tiles.
 //
 // AMX tiles are used for at least 16 rows, if the weights have one scale per feature and K is above
 // 128 and a multiple of 64. All other products use the AVX-512 VNNI level, which has the same bits.

@@ -1,4 +1,4 @@
-// The integer linear with AVX2, FMA and F16C; see int_linear_tiles-inl.h.
+// The integer linear kernel with AVX2, FMA and F16C; see int_linear_tiles-inl.h.
 
 #include "kernels/linear/int_linear.h"
 

@@ -1,11 +1,11 @@
-// The integer linear with AVX-512. int_linear_avx512.cc includes this file for CPUs without dot
-// product instructions, int_linear_avx512vnni.cc for CPUs with them. Everything here has internal
-// linkage, see int_linear.h. `Isa` defines how 4 bytes are multiplied:
+// The integer linear kernel with AVX-512. int_linear_avx512.cc includes this file for CPUs without
+// dot product instructions, int_linear_avx512vnni.cc for CPUs with them. Everything here has
+// internal linkage, see int_linear.h. `Isa` defines how 4 bytes are multiplied:
 //
 //   Weights Widen(__m512i u);                              64 unsigned bytes, prepared for Dot
 //   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane
 //   void Dot(__m512i& acc, Weights w, Inputs a);           acc += sum of 4 products, per lane
-//   kTilePanels                                            panels of a tile with many rows, 2 or 3
+//   kTilePanels                                            panels per tile above kFewRows rows
 //   ForInt4                                                the Isa for 4-bit weights
 //
 // With few rows, panels are multiplied one after the other, with all rows in one tile, so that each
@@ -39,8 +39,8 @@ constexpr bool HasMin(Form form) {
   return form == Form::kInt8Min || form == Form::kInt4Min;
 }
 
-// Computes R rows and P panels. With one scale per feature, `memory` is [R][P][16] and stores the
-// sums between parts of K.
+// Computes R rows and P panels. With one scale per feature, `memory` is [R][P][16] and passes the
+// partial sums from one part of K to the next.
 template <class Isa, int R, int P, Form kForm>
 QUIRE_INLINE void ComputeTile(const IntLinearArgs& args, const Groups& groups, const Place& at,
                               float* memory) {

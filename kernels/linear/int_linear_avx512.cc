@@ -1,5 +1,5 @@
-// The integer linear with AVX-512 without dot product instructions. 8-bit weights are split into
-// even and odd bytes in 16-bit lanes. They are multiplied and added in pairs, which cannot
+// The integer linear kernel with AVX-512 without dot product instructions. 8-bit weights are split
+// into even and odd bytes in 16-bit lanes. They are multiplied and added in pairs, which cannot
 // overflow. The sum of two products of 4-bit weights is at most 2 * 15 * 127 and fits in 16 bits,
 // so 4-bit weights are multiplied as bytes.
 

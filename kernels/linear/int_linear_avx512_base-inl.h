@@ -1,4 +1,5 @@
-// Definitions that the parts of the integer linear on AVX-512 share (int_linear_avx512-inl.h).
+// Definitions that the parts of the integer linear kernel for AVX-512 share
+// (int_linear_avx512-inl.h).
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// Tiles of the integer linear on AVX-512: products of some rows of activations and some panels of
-// weights. int_linear_avx512-inl.h includes this file and describes `Isa`.
+// Tiles of the integer linear kernel for AVX-512: products of some rows of activations and some
+// panels of weights. int_linear_avx512-inl.h includes this file and describes `Isa`.
 //
 // With one scale per feature, a tile is 8 rows by up to 3 panels and keeps the integer sums of a
 // part of K in registers. With groups it has 4 rows by up to 3 panels, or up to 8 rows by one

@@ -1,4 +1,4 @@
-// The integer linear with AVX-512 VNNI, which has a dot product of unsigned and signed bytes
+// The integer linear kernel with AVX-512 VNNI, which has a dot product of unsigned and signed bytes
 // without saturation. The instruction is written as assembly, because with the intrinsic g++ 12
 // copies accumulators to and from the stack.
 

@@ -1,5 +1,5 @@
-// The integer linear with AVX2 and AVX-VNNI; see int_linear_tiles-inl.h. Intel processors without
-// AVX-512 have AVX-VNNI from Alder Lake on.
+// The integer linear kernel with AVX2 and AVX-VNNI; see int_linear_tiles-inl.h. Intel processors
+// without AVX-512 have AVX-VNNI from Alder Lake on.
 //
 // A tile of 4 rows x 2 registers of features uses 14 of 16 registers: 8 accumulators, 2 low and 2
 // high halves of weights, 1 broadcast, 1 constant. Like int_linear_avx512vnni.cc, it uses assembly

@@ -1,4 +1,5 @@
-// The integer linear with the dot product instructions of ARMv8.2; see int_linear_tiles-inl.h.
+// The integer linear kernel with the dot product instructions of ARMv8.2; see
+// int_linear_tiles-inl.h.
 //
 // These instructions multiply signed by signed bytes. An 8-bit weight u is loaded as u - 128, a
 // 4-bit weight as stored. A tile of 4 rows x 16 features uses 21 of 32 registers: 16 accumulators,

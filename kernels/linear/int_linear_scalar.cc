@@ -1,4 +1,4 @@
-// The reference implementation of the integer linear, one value at a time.
+// The reference implementation of the integer linear kernel, one value at a time.
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
-// The integer linear with SSE4.2; see int_linear_tiles-inl.h. SSE4.2 has no fused multiply-add, so
-// the bits differ from those of other instruction sets.
+// The integer linear kernel with SSE4.2; see int_linear_tiles-inl.h. SSE4.2 has no fused
+// multiply-add, so the bits differ from those of other instruction sets.
 
 #include "kernels/linear/int_linear.h"
 

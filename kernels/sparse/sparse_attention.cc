@@ -18,7 +18,7 @@ void MapRow(const SelectedRowsParams& params, const View& view, std::uint32_t b,
   std::int32_t* const end = selected + params.max_selected;
   const auto count = std::find(selected, end, -1) - selected;
   QUIRE_DCHECK(count > 0);
-  params.num_others[m] = static_cast<std::uint32_t>(count - 1);
+  params.last_selected[m] = static_cast<std::uint32_t>(count - 1);
   cache::RemapSparseIndices(
       {.logical = selected,
        .row_offsets = kOffsets,
@@ -65,7 +65,8 @@ absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams
         view.num_blocks = static_cast<std::uint32_t>(view.num_kv_rows());
         view.lookup_table = reinterpret_cast<const std::uint32_t*>(params.selected);
         view.lookup_stride = params.max_selected;
-        view.cache_lengths = params.num_others;
+        // Attention with cache length n reads n + 1 keys.
+        view.cache_lengths = params.last_selected;
         view.batch_size = params.num_rows;
         view.rows_per_page = 1;
         view.page = decltype(view.page)::FromSize(1);

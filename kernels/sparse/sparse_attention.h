@@ -13,9 +13,10 @@
 namespace quire::kernels {
 
 struct SelectedRowsParams {
-  const AnyKvView* rows;      // the view of any layer of the layer group
-  std::int32_t* selected;     // [num_rows, max_selected] keys, -1 after the last one
-  std::uint32_t* num_others;  // [num_rows] receives the number of selected keys minus 1
+  const AnyKvView* rows;   // the view of any layer of the layer group
+  std::int32_t* selected;  // [num_rows, max_selected] keys, -1 after the last one
+  // [num_rows] receives the index of the last key in each row of `selected`
+  std::uint32_t* last_selected;
   // [num_rows + 1] receives 0, 1, 2, ... up to the number of rows that are not padding, and repeats
   // that number for padding rows
   std::uint32_t* offsets;
@@ -25,27 +26,27 @@ struct SelectedRowsParams {
   std::uint32_t max_selected;
   // CUDA only. Both are null on the CPU.
 
-  // [num_rows] index in the batch of each row's sequence; -1: padding
+  // [num_rows] the sequence of each row, below batch_size; -1: padding
   const std::int32_t* token_rows = nullptr;
   // [1 + num_rows] receives the number of rows that are not padding, then 0, 1, 2, ... REQUIRES:
   // padding rows are last.
   std::uint32_t* live_rows = nullptr;
 };
 
-// Replaces each selected key, a position in the sequence, by the index of its K/V row in the view,
-// as RemapSparseIndices and get_tma_row compute it. The result is valid for all layers of the layer
-// group. Keys without a page, and entries of -1, become 0: row 0 of the view contains zeros. For
-// padding rows, `selected` and num_others are not written. Returns errors of the launch. REQUIRES:
-// every row that is not padding has at least one key.
+// Replaces each selected key, a position in the sequence, by the index of its K/V row in the view
+// (KvView::sparse_tma_row). The result is valid for all layers of the layer group. Keys without a
+// page, and entries of -1, become 0: row 0 of the view contains zeros. For padding rows, `selected`
+// and last_selected are not written. Returns errors of the launch. REQUIRES: every row that is not
+// padding has at least one key.
 absl::Status MapSelectedRows(const Backend& backend, const SelectedRowsParams& params);
 
 struct SparseAttentionParams {
-  const AnyKvView* rows;            // keys and values of one layer
-  ConstFloatPtr q;                  // [num_rows, num_heads, head_size], rows q_stride apart
-  FloatPtr out;                     // [num_rows, num_heads, head_size], rows out_stride apart
-  const std::int32_t* selected;     // [num_rows, max_selected], written by MapSelectedRows
-  const std::uint32_t* num_others;  // [num_rows], written by MapSelectedRows
-  const std::uint32_t* offsets;     // [num_rows + 1], written by MapSelectedRows
+  const AnyKvView* rows;               // keys and values of one layer
+  ConstFloatPtr q;                     // [num_rows, num_heads, head_size], rows q_stride apart
+  FloatPtr out;                        // [num_rows, num_heads, head_size], rows out_stride apart
+  const std::int32_t* selected;        // [num_rows, max_selected], written by MapSelectedRows
+  const std::uint32_t* last_selected;  // [num_rows], written by MapSelectedRows
+  const std::uint32_t* offsets;        // [num_rows + 1], written by MapSelectedRows
   std::int64_t q_stride;
   std::int64_t out_stride;
   std::uint32_t num_rows;

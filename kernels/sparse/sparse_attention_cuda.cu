@@ -16,7 +16,7 @@ constexpr std::uint32_t kThreads = 256;
 struct MapArgs {
   KvView<float> table;  // without elements
   std::int32_t* selected;
-  std::uint32_t* num_others;
+  std::uint32_t* last_selected;
   std::uint32_t* offsets;
   std::uint32_t* live_rows;
   const std::uint32_t* row_offsets;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   std::int32_t* const selected = args.selected + std::int64_t{row} * args.max_selected;
   for (std::uint32_t i = cuda::ThreadIndex(); i < args.max_selected; i += kThreads) {
     const bool is_last = i + 1 == args.max_selected || selected[i + 1] < 0;
-    if (selected[i] >= 0 && is_last) args.num_others[row] = i;
+    if (selected[i] >= 0 && is_last) args.last_selected[row] = i;
   }
   cuda::SyncBlock();
   for (std::uint32_t i = cuda::ThreadIndex(); i < args.max_selected; i += kThreads) {
@@ -74,7 +74,7 @@ absl::Status MapSelectedRowsCuda(const CudaContext& context, const SelectedRowsP
   return cuda::Launch(
       context, "map_selected_rows", MapSelectedRowsKernel,
       {.blocks_x = params.num_rows, .threads = kThreads, .programmatic = true},
-      MapArgs{table, params.selected, params.num_others, params.offsets, params.live_rows,
+      MapArgs{table, params.selected, params.last_selected, params.offsets, params.live_rows,
               params.row_offsets, params.token_rows, params.batch_size, params.max_selected});
 }
 

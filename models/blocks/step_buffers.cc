@@ -187,7 +187,7 @@ void AllocateSelected(Arena& arena, const Widths& widths, const StepLimits& limi
   index->max_selected =
       static_cast<std::uint32_t>(std::min(widths.index_topk, std::int64_t{context}));
   index->selected = arena.Take<std::int32_t>(tokens * index->max_selected);
-  index->num_others = arena.Take<std::uint32_t>(tokens);
+  index->last_selected = arena.Take<std::uint32_t>(tokens);
   index->offsets = arena.Take<std::uint32_t>(tokens + 1);
   if (limits.memory == MemoryKind::kHost) return;
   index->live_rows = arena.Take<std::uint32_t>(1 + tokens);

@@ -64,9 +64,9 @@ struct IndexBuffers {
   std::uint32_t max_selected = 0;  // K
   // [T, K] selected keys, ascending: positions, until MapSelectedRows replaces them by view rows.
   std::int32_t* selected = nullptr;
-  std::uint32_t* num_others = nullptr;  // [T] number of selected keys minus 1
-  std::uint32_t* offsets = nullptr;     // [T + 1] 0, 1, 2, ...
-  std::uint32_t* live_rows = nullptr;   // [1 + T] SelectedRowsParams; null on the CPU
+  std::uint32_t* last_selected = nullptr;  // [T] index of the last key in each row of `selected`
+  std::uint32_t* offsets = nullptr;        // [T + 1] 0, 1, 2, ...
+  std::uint32_t* live_rows = nullptr;      // [1 + T] SelectedRowsParams; null on the CPU
 };
 
 // Buffers of MoE layers; null if the model has none. E is the largest number of experts of a layer,

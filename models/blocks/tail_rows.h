@@ -1,11 +1,11 @@
 #pragma once
 
-// The tail is the run of last layers that write nothing that later steps read. These layers read
-// the K and V of earlier layers, or have no attention. Their results are needed only for tokens
-// whose output is wanted, so they compute only these tokens, the last ones of each row. The CPU
-// moves the values of these tokens to the front of the step's arrays and back (TailRows). On a GPU
-// the runner uploads arrays that describe these tokens (TailArrays), and their values stay at the
-// front.
+// The tail consists of the layers after the last one that writes K and V, index rows or a state.
+// These layers read the K and V of earlier layers, or have no attention. Their results are needed
+// only for tokens whose output is wanted, so they compute only these tokens, the last ones of each
+// row. The CPU moves the values of these tokens to the front of the step's arrays and back
+// (TailRows). On a GPU the runner uploads arrays that describe these tokens (TailArrays), and their
+// values stay at the front.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +27,9 @@ struct TailArrays {
   const std::uint32_t* tokens = nullptr;    // [num_tokens] index in the step, ascending
   std::int32_t* positions = nullptr;        // [num_tokens]
   std::int32_t* token_rows = nullptr;       // [num_tokens] batch row
-  std::uint32_t* row_offsets = nullptr;     // [batch_size + 1] first token of each row in this list
+  std::uint32_t* row_offsets = nullptr;     // [batch_size + 1] first index in `tokens` of each row
   std::uint32_t* cache_lengths = nullptr;   // [batch_size] position of the first token of each row
-  std::uint32_t* prefill_tokens = nullptr;  // [batch_size] prompt tokens of each row in this list
+  std::uint32_t* prefill_tokens = nullptr;  // [batch_size] prompt tokens of each row in `tokens`
   std::uint32_t num_tokens = 0;
 };
 
@@ -51,7 +51,8 @@ class TailRows {
   TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted_tokens,
            const std::uint32_t* cache_lengths, StepContext* context);
 
-  // Moves the rows of x back and restores row_offsets. Rows that were not kept are undefined.
+  // Moves the kept tokens of x back and restores row_offsets. The values of all other tokens are
+  // undefined.
   void Restore();
 
  private:

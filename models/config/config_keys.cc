@@ -117,11 +117,11 @@ constexpr absl::string_view kHarmlessKeys[] = {"_name_or_path",
 
 // Keys that change the computation, with their neutral values as JSON text. null and false are
 // always neutral. Some families read some of these keys (Family::keys).
-struct ForeignKey {
+struct ComputationKey {
   absl::string_view key;
   absl::string_view neutral[2];
 };
-constexpr ForeignKey kForeignKeys[] = {
+constexpr ComputationKey kComputationKeys[] = {
     {"_sliding_window_pattern", {}},
     {"add_cross_attention", {}},
     {"alibi", {}},
@@ -232,10 +232,10 @@ bool Contains(const absl::string_view (&keys)[N], absl::string_view key) {
   return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
 }
 
-bool IsNeutral(const ForeignKey& foreign, const std::string& value) {
+bool IsNeutral(const ComputationKey& entry, const std::string& value) {
   if (value == "null" || value == "false") return true;
   return std::any_of(
-      std::begin(foreign.neutral), std::end(foreign.neutral),
+      std::begin(entry.neutral), std::end(entry.neutral),
       [&](absl::string_view neutral) { return !neutral.empty() && value == neutral; });
 }
 
@@ -265,10 +265,10 @@ KeyUse UseOf(const ConfigReader& reader, const Family& family, const std::string
     return reader.ValueText(key) == "true" ? KeyUse::kRead : KeyUse::kRefused;
   }
   if (ReadsKey(family, key) || Contains(kReadKeys, key)) return KeyUse::kRead;
-  const auto* foreign = std::find_if(std::begin(kForeignKeys), std::end(kForeignKeys),
-                                     [&](const ForeignKey& entry) { return entry.key == key; });
-  if (foreign != std::end(kForeignKeys)) {
-    return IsNeutral(*foreign, reader.ValueText(key)) ? KeyUse::kIgnored : KeyUse::kRefused;
+  const auto* found = std::find_if(std::begin(kComputationKeys), std::end(kComputationKeys),
+                                   [&](const ComputationKey& entry) { return entry.key == key; });
+  if (found != std::end(kComputationKeys)) {
+    return IsNeutral(*found, reader.ValueText(key)) ? KeyUse::kIgnored : KeyUse::kRefused;
   }
   return Contains(kHarmlessKeys, key) ? KeyUse::kIgnored : KeyUse::kUnknown;
 }
@@ -295,8 +295,8 @@ std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family
   return keys;
 }
 
-absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
-                              std::vector<std::string>* warnings) {
+absl::Status CheckConfigKeys(const ConfigReader& reader, const Family& family,
+                             std::vector<std::string>* warnings) {
   std::vector<std::string> unknown;
   for (const std::string& key : reader.Keys()) {
     const KeyUse use = UseOf(reader, family, key);

@@ -41,7 +41,7 @@ std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family
 // Refuses a key that changes the computation of some family, unless `family` lists it in
 // Family::keys or its value is neutral: null, false, or the key's neutral value, such as 0 or 1.
 // Ignores keys without effect on inference. Names all unknown keys in one warning.
-absl::Status CheckForeignKeys(const ConfigReader& reader, const Family& family,
-                              std::vector<std::string>* warnings);
+absl::Status CheckConfigKeys(const ConfigReader& reader, const Family& family,
+                             std::vector<std::string>* warnings);
 
 }  // namespace quire::models

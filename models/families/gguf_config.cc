@@ -54,45 +54,46 @@ constexpr absl::string_view kKnownKeys[] = {"context_length",
                                             "rope.scaling.yarn_beta_slow",
                                             "rope.scaling.finetuned"};
 
-// Keys that change the computation, and their neutral values.
-struct ForeignKey {
+// Keys that change the computation. A family that does not read such a key accepts only its neutral
+// values.
+struct ComputationKey {
   absl::string_view key;
   double neutral;
   double also_neutral;
 };
-constexpr ForeignKey kForeignKeys[] = {{"expert_count", 0, 0},
-                                       {"expert_used_count", 0, 0},
-                                       {"expert_feed_forward_length", 0, 0},
-                                       {"expert_shared_count", 0, 0},
-                                       {"expert_shared_feed_forward_length", 0, 0},
-                                       {"expert_weights_scale", 0, 1},
-                                       {"expert_weights_norm", 1, 1},
-                                       {"expert_gating_func", 0, 1},
-                                       {"expert_group_count", 0, 1},
-                                       {"expert_group_used_count", 0, 1},
-                                       {"moe_latent_size", 0, 0},
-                                       {"leading_dense_block_count", 0, 0},
-                                       {"attention.sliding_window", 0, 0},
-                                       {"attention.sliding_window_pattern", 0, 0},
-                                       {"rope.freq_base_swa", 0, 0},
-                                       {"attention.max_alibi_bias", 0, 0},
-                                       {"attention.clamp_kqv", 0, 0},
-                                       {"attention.scale", 0, 0},
-                                       {"attention.shared_kv_layers", 0, 0},
-                                       {"attention.temperature_scale", 0, 0},
-                                       {"attention.temperature_length", 0, 0},
-                                       {"embedding_length_per_layer_input", 0, 0},
-                                       {"attention.causal", 1, 1},
-                                       {"use_parallel_residual", 0, 0},
-                                       {"logit_scale", 0, 1},
-                                       {"embedding_scale", 0, 1},
-                                       {"residual_scale", 0, 1},
-                                       {"attn_logit_softcapping", 0, 0},
-                                       {"final_logit_softcapping", 0, 0},
-                                       {"rope.scaling.attn_factor", 1, 1},
-                                       {"rope.scaling.yarn_log_multiplier", 0, 0},
-                                       {"rope.scaling.yarn_ext_factor", 1, 1},
-                                       {"rope.scaling.yarn_attn_factor", 1, 1}};
+constexpr ComputationKey kComputationKeys[] = {{"expert_count", 0, 0},
+                                               {"expert_used_count", 0, 0},
+                                               {"expert_feed_forward_length", 0, 0},
+                                               {"expert_shared_count", 0, 0},
+                                               {"expert_shared_feed_forward_length", 0, 0},
+                                               {"expert_weights_scale", 0, 1},
+                                               {"expert_weights_norm", 1, 1},
+                                               {"expert_gating_func", 0, 1},
+                                               {"expert_group_count", 0, 1},
+                                               {"expert_group_used_count", 0, 1},
+                                               {"moe_latent_size", 0, 0},
+                                               {"leading_dense_block_count", 0, 0},
+                                               {"attention.sliding_window", 0, 0},
+                                               {"attention.sliding_window_pattern", 0, 0},
+                                               {"rope.freq_base_swa", 0, 0},
+                                               {"attention.max_alibi_bias", 0, 0},
+                                               {"attention.clamp_kqv", 0, 0},
+                                               {"attention.scale", 0, 0},
+                                               {"attention.shared_kv_layers", 0, 0},
+                                               {"attention.temperature_scale", 0, 0},
+                                               {"attention.temperature_length", 0, 0},
+                                               {"embedding_length_per_layer_input", 0, 0},
+                                               {"attention.causal", 1, 1},
+                                               {"use_parallel_residual", 0, 0},
+                                               {"logit_scale", 0, 1},
+                                               {"embedding_scale", 0, 1},
+                                               {"residual_scale", 0, 1},
+                                               {"attn_logit_softcapping", 0, 0},
+                                               {"final_logit_softcapping", 0, 0},
+                                               {"rope.scaling.attn_factor", 1, 1},
+                                               {"rope.scaling.yarn_log_multiplier", 0, 0},
+                                               {"rope.scaling.yarn_ext_factor", 1, 1},
+                                               {"rope.scaling.yarn_attn_factor", 1, 1}};
 
 // Fills a ModelConfig step by step.
 class GgufConfigReader {
@@ -103,7 +104,7 @@ class GgufConfigReader {
   absl::StatusOr<ModelConfig> Read() {
     QUIRE_RETURN_IF_ERROR(SelectFamily());
     QUIRE_RETURN_IF_ERROR(CheckSplit());
-    QUIRE_RETURN_IF_ERROR(CheckForeignKeys());
+    QUIRE_RETURN_IF_ERROR(CheckKeys());
     QUIRE_RETURN_IF_ERROR(ReadSizes());
     QUIRE_RETURN_IF_ERROR(ReadVocab());
     QUIRE_RETURN_IF_ERROR(ReadHeads());
@@ -191,12 +192,12 @@ class GgufConfigReader {
     }
   }
 
-  absl::Status CheckForeignKeys() {
-    for (const ForeignKey& foreign : kForeignKeys) {
-      const std::string key = Key(foreign.key);
-      if (!gguf_.Has(key) || FamilyReads(foreign.key)) continue;
+  absl::Status CheckKeys() {
+    for (const ComputationKey& entry : kComputationKeys) {
+      const std::string key = Key(entry.key);
+      if (!gguf_.Has(key) || FamilyReads(entry.key)) continue;
       QUIRE_ASSIGN_OR_RETURN(const std::optional<double> value, AnyNumber(key));
-      if (value && (*value == foreign.neutral || *value == foreign.also_neutral)) continue;
+      if (value && (*value == entry.neutral || *value == entry.also_neutral)) continue;
       return absl::UnimplementedError(absl::StrCat(gguf_.label(), ": ", key,
                                                    value ? absl::StrCat(" ", *value) : "",
                                                    " is not supported by ", family_->name));
@@ -209,8 +210,8 @@ class GgufConfigReader {
       const bool known =
           FamilyReads(suffix) ||
           std::find(std::begin(kKnownKeys), std::end(kKnownKeys), suffix) != std::end(kKnownKeys) ||
-          std::any_of(std::begin(kForeignKeys), std::end(kForeignKeys),
-                      [&](const ForeignKey& foreign) { return foreign.key == suffix; });
+          std::any_of(std::begin(kComputationKeys), std::end(kComputationKeys),
+                      [&](const ComputationKey& entry) { return entry.key == suffix; });
       if (!known) unknown.push_back(key);
     }
     if (!unknown.empty()) {
@@ -430,10 +431,12 @@ class GgufConfigReader {
     if (factors.empty()) return absl::OkStatus();
     const auto rest =
         std::find_if(factors.begin(), factors.end(), [](float factor) { return factor != 1; });
-    if (std::any_of(rest, factors.end(), [&](float factor) { return factor < kHuge; })) {
+    const auto wrong =
+        std::find_if(rest, factors.end(), [&](float factor) { return factor < kHuge; });
+    if (wrong != factors.end()) {
       return absl::UnimplementedError(
-          absl::StrCat(gguf_.label(), ": tensor ", formats::kRopeFactors, " has the factor ", *rest,
-                       ", but ", family_->name,
+          absl::StrCat(gguf_.label(), ": tensor ", formats::kRopeFactors, " has element ",
+                       wrong - factors.begin(), " of value ", *wrong, ", but ", family_->name,
                        " supports only the factor 1 for the first pairs and 1e30 for all others"));
     }
     rope->kind = RopeKind::kProportional;
@@ -497,8 +500,8 @@ class GgufConfigReader {
     return absl::OkStatus();
   }
 
-  // Returns which layers have a window. The key is a flag for each block, or the distance between
-  // layers without a window.
+  // Returns which layers have a window. attention.sliding_window_pattern is a flag for each block,
+  // or the distance between layers without a window.
   absl::StatusOr<std::vector<bool>> WindowedLayers() const {
     const std::string key = Key("attention.sliding_window_pattern");
     if (gguf_.Has(key) && gguf_.TypeOf(key) == formats::GgufType::kArray) {
@@ -532,9 +535,12 @@ class GgufConfigReader {
     }
     if (FamilyReads("residual_scale")) return ReadMultipliers();
     if (!FamilyReads("attention.scale")) return absl::OkStatus();
-    const bool is_wide = config_.num_hidden_layers == family_->gguf_wide_block_count;
-    const std::uint32_t scalar =
-        is_wide ? config_.hidden_size / config_.num_attention_heads : config_.head_dim;
+    // gguf_wide_block_count identifies the published model whose query_pre_attn_scalar is
+    // hidden_size / num_attention_heads instead of the head size.
+    const bool scales_by_hidden_size = config_.num_hidden_layers == family_->gguf_wide_block_count;
+    const std::uint32_t scalar = scales_by_hidden_size
+                                     ? config_.hidden_size / config_.num_attention_heads
+                                     : config_.head_dim;
     QUIRE_ASSIGN_OR_RETURN(
         const double scale,
         keys().Positive("attention.scale", 1 / std::sqrt(static_cast<double>(scalar))));

@@ -533,7 +533,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const formats::ModelFiles& files) {
                          TextConfig(top, document.root(), *family));
   const ConfigReader reader =
       nested ? ConfigReader(absl::StrCat(file.label(), " with text_config"), nested->root()) : top;
-  QUIRE_RETURN_IF_ERROR(CheckForeignKeys(reader, *family, &config.warnings));
+  QUIRE_RETURN_IF_ERROR(CheckConfigKeys(reader, *family, &config.warnings));
   QUIRE_ASSIGN_OR_RETURN(config.stored_quantization,
                          ReadStoredQuantization(reader, &config.warnings));
   QUIRE_RETURN_IF_ERROR(ReadSizes(reader, *family, &config));

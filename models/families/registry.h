@@ -20,7 +20,7 @@ const Family* FindFamilyByModelType(absl::string_view model_type);
 struct GgufTraits {
   bool has_experts = false;
   bool has_windows = false;
-  bool has_choice_bias = false;  // a bias of the router that corrects the choice of experts
+  bool has_choice_bias = false;  // the router adds a bias to the scores, only to choose experts
 };
 // Returns null if no family has the architecture.
 const Family* FindFamilyByGgufArchitecture(absl::string_view architecture,

@@ -150,7 +150,7 @@ class Joiner {
   // `outputs_first` is true, else [groups, outputs].
   absl::Status SetScope(formats::QuantizedParts* parts, bool outputs_first) const;
   absl::Status SetCompressedZeros(const std::string& stem, formats::QuantizedParts* parts);
-  absl::Status SetOrder(const std::string& name, formats::QuantizedParts* parts);
+  absl::Status SetGroupIndices(const std::string& name, formats::QuantizedParts* parts);
   absl::Status CheckNotConverted(const std::vector<formats::StoredTensor>& joined,
                                  std::vector<std::string>* warnings) const;
 
@@ -231,7 +231,8 @@ absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first
     requirement = absl::StrCat("weight_block_size [", quantization_.block_rows, ", ",
                                quantization_.block_columns, "]");
   }
-  absl::StrAppend(&requirement, " of ", parts->rows, " outputs and ", parts->columns, " inputs");
+  absl::StrAppend(&requirement, " of a matrix with ", parts->rows, " outputs and ", parts->columns,
+                  " inputs");
   parts->row_stride = outputs_first ? groups : 1;
   parts->group_stride = outputs_first ? 1 : rows;
   const bool is_vector = outputs_first && quantization_.scope == formats::ScaleScope::kChannel &&
@@ -240,7 +241,7 @@ absl::Status Joiner::SetScope(formats::QuantizedParts* parts, bool outputs_first
   return CheckShape(scales, outputs_first ? Shape{rows, groups} : Shape{groups, rows}, requirement);
 }
 
-absl::Status Joiner::SetOrder(const std::string& name, formats::QuantizedParts* parts) {
+absl::Status Joiner::SetGroupIndices(const std::string& name, formats::QuantizedParts* parts) {
   parts->group_indices = TakeOptional(name);
   if (!parts->group_indices) {
     if (!quantization_.needs_order) return absl::OkStatus();
@@ -276,7 +277,7 @@ absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* 
   const std::int64_t groups = parts->columns / parts->group;
   QUIRE_RETURN_IF_ERROR(CheckShape(*parts->zeros, {groups, parts->rows / per_word},
                                    absl::StrCat("the shape of ", parts->scales.name)));
-  return SetOrder(stem + ".g_idx", parts);
+  return SetGroupIndices(stem + ".g_idx", parts);
 }
 
 absl::Status Joiner::SetCompressedZeros(const std::string& stem, formats::QuantizedParts* parts) {
@@ -311,7 +312,7 @@ absl::Status Joiner::JoinPacked(const std::string& stem, formats::QuantizedParts
                          TakePart(codes, stem + ".weight_shape"));
   QUIRE_RETURN_IF_ERROR(CheckType(parts->scales, {"F16", "BF16", "F32"}));
   QUIRE_RETURN_IF_ERROR(CheckType(shape, {"I64", "I32"}));
-  QUIRE_RETURN_IF_ERROR(CheckShape(shape, {2}, "a matrix"));
+  QUIRE_RETURN_IF_ERROR(CheckShape(shape, {2}, "one value for each dimension of the matrix"));
   const auto extent = [&](std::size_t i) {
     const bool is_wide = shape.dtype == DType::kI64;
     std::int64_t value = 0;
@@ -337,7 +338,7 @@ absl::Status Joiner::JoinPacked(const std::string& stem, formats::QuantizedParts
   parts->unused.push_back(shape);
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/true));
   QUIRE_RETURN_IF_ERROR(SetCompressedZeros(stem, parts));
-  return SetOrder(stem + ".weight_g_idx", parts);
+  return SetGroupIndices(stem + ".weight_g_idx", parts);
 }
 
 absl::Status Joiner::JoinBytes(const std::string& stem, formats::QuantizedParts* parts) {
@@ -362,7 +363,7 @@ absl::Status Joiner::JoinBytes(const std::string& stem, formats::QuantizedParts*
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/true));
   if (quantization_.is_fp8) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(SetCompressedZeros(stem, parts));
-  return SetOrder(stem + ".weight_g_idx", parts);
+  return SetGroupIndices(stem + ".weight_g_idx", parts);
 }
 
 absl::Status Joiner::JoinE2M1(const std::string& stem, formats::QuantizedParts* parts) {
@@ -433,9 +434,10 @@ absl::Status CheckLeftOver(const formats::StoredQuantization& quantization,
         return Refuse(tensor, "is part of a quantized matrix, but config.json has no ",
                       "quantization_config");
       }
-      return Refuse(tensor, "belongs to no matrix of quantization_config ",
+      return Refuse(tensor, "belongs to no matrix: with quantization_config ",
                     formats::StoredTypeName(quantization),
-                    ", whose quantized weights are named NAME", CodesSuffix(quantization));
+                    ", each quantized matrix requires a tensor named NAME",
+                    CodesSuffix(quantization));
     }
   }
   return absl::OkStatus();

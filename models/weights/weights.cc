@@ -252,7 +252,7 @@ class Packer {
   static void Forget(const formats::StoredTensor& tensor) {
     if (!tensor.is_mapped) return;
     MappedFile::Forget(tensor.bytes);
-    // Other matrices of a stack, or other picked rows of a matrix, still need the scales.
+    // If the tensor is only a part of the stored tensor, the other parts still need the scales.
     if (tensor.quantized == nullptr || tensor.bytes.size() != tensor.quantized->codes_bytes()) {
       return;
     }
@@ -426,8 +426,8 @@ absl::Status AllocateMatrices(const LinearSlot& slot, const kernels::Backend& ba
   return absl::OkStatus();
 }
 
-// Returns the matrices of all experts as groups. REQUIRES: the matrices of all experts have the
-// same forms and the same relative addresses.
+// Returns the matrices of all experts as groups. REQUIRES: corresponding matrices of the experts
+// have equal formats and shapes, and are at equal distances in memory.
 std::vector<kernels::LinearGroups> GroupsOf(const std::vector<LinearWeights>& experts) {
   std::vector<kernels::LinearGroups> groups;
   if (experts.empty()) return groups;

@@ -1,4 +1,4 @@
-// Learned selection on the emulated GPU: store, scores, selection and gather attention, compared
+// Sparse attention on the emulated GPU: store, scores, selection and gather attention, compared
 // with the CPU forms and with double precision. Pages are shuffled, and all other memory is NaN.
 
 #include <algorithm>
@@ -452,12 +452,12 @@ class DeviceKeys {
         selected_(cuda, Padded(std::move(selected), std::size_t{places_.count()} * width)),
         token_rows_(cuda, places_.rows),
         row_offsets_(cuda, places_.offsets),
-        others_(cuda, std::vector<std::uint32_t>(places_.count(), ~0u)),
+        last_selected_(cuda, std::vector<std::uint32_t>(places_.count(), ~0u)),
         offsets_(cuda, std::vector<std::uint32_t>(places_.count() + 1, ~0u)),
         live_(cuda, std::vector<std::uint32_t>(places_.count() + 1, ~0u)) {
     const absl::Status status = MapSelectedRows(*cuda, {.rows = &view,
                                                         .selected = selected_.data(),
-                                                        .num_others = others_.data(),
+                                                        .last_selected = last_selected_.data(),
                                                         .offsets = offsets_.data(),
                                                         .row_offsets = row_offsets_.data(),
                                                         .batch_size = pool.batch_size(),
@@ -483,7 +483,7 @@ class DeviceKeys {
                                                   .q = q,
                                                   .out = out,
                                                   .selected = selected_.data(),
-                                                  .num_others = others_.data(),
+                                                  .last_selected = last_selected_.data(),
                                                   .offsets = offsets_.data(),
                                                   .q_stride = std::int64_t{heads} * columns,
                                                   .out_stride = std::int64_t{heads} * columns,
@@ -506,7 +506,7 @@ class DeviceKeys {
   const StepPlaces places_;
   const std::uint32_t width_;
   AttentionArray<std::int32_t> selected_, token_rows_;
-  AttentionArray<std::uint32_t> row_offsets_, others_, offsets_, live_;
+  AttentionArray<std::uint32_t> row_offsets_, last_selected_, offsets_, live_;
 };
 
 struct SparseCase {

@@ -1,4 +1,4 @@
-// Learned selection: scores of index keys, the exact selection, and attention over selected keys.
+// Sparse attention: scores of index keys, the exact selection, and attention over selected keys.
 
 #include <algorithm>
 #include <cmath>
@@ -332,11 +332,11 @@ class SparseAttentionTest : public testing::TestWithParam<SparseCase> {
                             std::uint32_t width, int threads) const {
     const TestBackend backend(threads, GetParam().activations);
     std::vector<float> out(q_.size());
-    std::vector<std::uint32_t> others(kRows), offsets(kRows + 1);
+    std::vector<std::uint32_t> last_selected(kRows), offsets(kRows + 1);
     const AnyKvView view = pool.keys();
     EXPECT_TRUE(MapSelectedRows(*backend, {.rows = &view,
                                            .selected = selected.data(),
-                                           .num_others = others.data(),
+                                           .last_selected = last_selected.data(),
                                            .offsets = offsets.data(),
                                            .row_offsets = pool.row_offsets(),
                                            .batch_size = 2,
@@ -347,7 +347,7 @@ class SparseAttentionTest : public testing::TestWithParam<SparseCase> {
                                            .q = q_.data(),
                                            .out = out.data(),
                                            .selected = selected.data(),
-                                           .num_others = others.data(),
+                                           .last_selected = last_selected.data(),
                                            .offsets = offsets.data(),
                                            .q_stride = stride(),
                                            .out_stride = stride(),

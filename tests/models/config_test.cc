@@ -239,7 +239,7 @@ TEST(ModelConfigTest, RejectsOtherFamiliesByName) {
 }
 
 // Keys that would change the mathematics are never ignored.
-TEST(ModelConfigTest, RejectsForeignKeysUnlessNeutral) {
+TEST(ModelConfigTest, RejectsComputationKeysUnlessNeutral) {
   const std::pair<const char*, json> refused[] = {
       {"sliding_window", 4096},
       {"logit_scale", 0.0625},

@@ -483,7 +483,7 @@ std::vector<Experiment> IndexExperiments() {
           {"correction bias", Fill("e_score_correction_bias", 0)}};
 }
 
-// Learned selection of keys.
+// Sparse attention whose keys an indexer selects.
 ExperimentMap SelectionExperiments() {
   std::vector<Experiment> deepseek = IndexExperiments();
   deepseek.push_back({"choice of groups", nullptr, EachLayer([](LayerSpec& layer) {

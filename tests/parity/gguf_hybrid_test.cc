@@ -271,9 +271,13 @@ INSTANTIATE_TEST_SUITE_P(
         BrokenFile{"Predicted", "qwen35-bf16", "qwen35", Number("nextn_predict_layers", 1),
                    Number("nextn_predict_layers", 5),
                    "qwen35.nextn_predict_layers is 5, it must be 0 to 4"},
-        BrokenFile{
-            "RopeFactors", "gemma4-bf16", "gemma4", Float(1e30f), Float(2),
-            "tensor rope_freqs.weight has the factor 2, but gemma4 supports only the factor 1"}),
+        BrokenFile{"RopeFactors", "gemma4-bf16", "gemma4", Float(1e30f), Float(2),
+                   "tensor rope_freqs.weight has element 8 of value 2, but gemma4 supports only "
+                   "the factor 1"},
+        BrokenFile{"RopeFactorsAfterHuge", "gemma4-bf16", "gemma4", Float(1e30f) + Float(1e30f),
+                   Float(1e30f) + Float(2),
+                   "tensor rope_freqs.weight has element 9 of value 2, but gemma4 supports only "
+                   "the factor 1"}),
     [](const testing::TestParamInfo<BrokenFile>& info) { return std::string(info.param.name); });
 
 // Files may lack the arrays of newer writers, and state further keys and tensors.

@@ -113,7 +113,7 @@ class Indexer {
   std::vector<std::uint32_t> KeysOf(std::uint32_t query, std::uint32_t rows_per_page) const {
     const IndexBuffers& b = buffers_.index;
     std::vector<std::uint32_t> keys;
-    for (std::uint32_t k = 0; k <= b.num_others[query]; ++k) {
+    for (std::uint32_t k = 0; k <= b.last_selected[query]; ++k) {
       const auto row = static_cast<std::uint32_t>(b.selected[query * b.max_selected + k]);
       keys.push_back((kPages - row / rows_per_page) * kPageSize + row % rows_per_page);
     }

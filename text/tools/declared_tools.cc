@@ -9,7 +9,7 @@
 namespace quire::text {
 
 absl::StatusOr<DeclaredTools> DeclaredTools::Create(std::span<const ChatTool> tools,
-                                                    bool reads_text) {
+                                                    bool values_are_text) {
   DeclaredTools declared;
   for (std::size_t i = 0; i < tools.size(); ++i) {
     const std::string field = absl::StrCat("tools[", i, "]");
@@ -24,7 +24,7 @@ absl::StatusOr<DeclaredTools> DeclaredTools::Create(std::span<const ChatTool> to
       if (!schema->root().is_object()) {
         return absl::InvalidArgumentError(field + ".parameters must be an object");
       }
-      if (reads_text) parameters = std::make_shared<const ArgumentSchema>(*std::move(schema));
+      if (values_are_text) parameters = std::make_shared<const ArgumentSchema>(*std::move(schema));
     }
     if (!declared.tools_.emplace(tools[i].name, std::move(parameters)).second) {
       return absl::InvalidArgumentError(

@@ -22,23 +22,23 @@ class DeclaredTools {
  public:
   DeclaredTools() = default;  // no tools
 
-  // `reads_text` means that the format writes values as text, so that JsonOfValue will be called.
+  // `values_are_text`: the tool format writes parameter values as text, so JsonOfValue is called.
   // Returns INVALID_ARGUMENT with the index of a tool that has no name, a duplicate name, or
   // parameters that are not a JSON object.
   static absl::StatusOr<DeclaredTools> Create(std::span<const ChatTool> tools,
-                                              bool reads_text = true);
+                                              bool values_are_text = true);
 
   bool empty() const { return tools_.empty(); }
   bool Has(absl::string_view tool) const { return tools_.contains(tool); }
 
   // Returns the JSON of a parameter value that was written as text, by the rules of
-  // argument_schema.h. Values of a tool without parameters are strings. REQUIRES: Has(tool), and
-  // reads_text.
+  // argument_schema.h. If the tool declares no `parameters` schema, the value is a JSON string.
+  // REQUIRES: Has(tool), and values_are_text.
   std::string JsonOfValue(absl::string_view tool, absl::string_view parameter,
                           absl::string_view value) const;
 
  private:
-  // Schemas by tool name; null for a tool without parameters.
+  // Schemas by tool name; null if the tool declares no `parameters` or values_are_text is false.
   absl::flat_hash_map<std::string, std::shared_ptr<const ArgumentSchema>> tools_;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Translates patterns to equivalent patterns for PCRE2 10.42, or rejects them. The patterns are
-// those of Oniguruma (Ruby syntax, as compiled by Hugging Face tokenizers) or of the Rust crate
+// Translates patterns to equivalent patterns for PCRE2 10.42, or rejects them. The input has the
+// syntax of Oniguruma (Ruby syntax, as compiled by Hugging Face tokenizers) or of the Rust crate
 // fancy-regex (as used by tiktoken).
 //
 // Place:      used by Regex::FromOniguruma and Regex::FromRust only.
@@ -26,7 +26,7 @@ inline constexpr absl::string_view kSpaceClass =
 inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
 // Return INVALID_ARGUMENT for an unsupported construct, with the construct and its byte offset.
-// PCRE2 reports syntax errors that both engines share.
+// A syntax error that PCRE2 also rejects may be copied, so that compiling the result reports it.
 //
 // The returned pattern is for the PCRE2 options UTF, UCP and MULTILINE.
 absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);

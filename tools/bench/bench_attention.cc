@@ -195,7 +195,7 @@ class Selection {
                     .ok());
     QUIRE_CHECK(MapSelectedRows(backend, {.rows = &rows,
                                           .selected = selected_.data(),
-                                          .num_others = &num_others_,
+                                          .last_selected = &last_selected_,
                                           .offsets = offsets_,
                                           .row_offsets = kOffsets,
                                           .batch_size = 1,
@@ -211,7 +211,7 @@ class Selection {
                                           .q = step.q().data(),
                                           .out = step.out(),
                                           .selected = selected_.data(),
-                                          .num_others = &num_others_,
+                                          .last_selected = &last_selected_,
                                           .offsets = offsets_,
                                           .q_stride = stride,
                                           .out_stride = stride,
@@ -227,7 +227,7 @@ class Selection {
   static constexpr std::uint32_t kOffsets[] = {0, 1};
   const std::uint32_t topk_;
   const std::int32_t position_;
-  std::uint32_t num_others_ = 0;
+  std::uint32_t last_selected_ = 0;
   std::uint32_t offsets_[2] = {};
   std::vector<std::int32_t> selected_;
   std::vector<float> scores_, weights_;

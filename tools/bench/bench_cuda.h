@@ -114,7 +114,7 @@ std::size_t CopiesBeyondCache(const Gpu& gpu, std::int64_t bytes);
 // instead of the process.
 void Report(benchmark::State& state, const absl::Status& status);
 
-// Returns the function that Google Benchmark runs.
+// The function that Google Benchmark runs. Calls kBody, or reports that there is no GPU.
 template <absl::Status (*kBody)(benchmark::State&, Gpu&)>
 void Run(benchmark::State& state) {
   Gpu* const gpu = Gpu::Get();

@@ -212,8 +212,14 @@ void IntLinear(benchmark::State& state, bool has_zero_points, bool has_act_order
                     .ok());
     benchmark::ClobberMemory();
   }
-  CountWork(state, {.bytes = static_cast<double>(bytes), .int8_ops = 2.0 * n * k * rows},
-            state.range(5));
+  const double ops = 2.0 * n * k * rows;
+  Work work{.bytes = static_cast<double>(bytes)};
+  if (activations == CpuActivations::kBF16) {
+    work.float_ops = ops;
+  } else {
+    work.int8_ops = ops;
+  }
+  CountWork(state, work, state.range(5));
 }
 void IntLinearShapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"bits", "group", "n", "k", "m", "threads"})->UseRealTime();

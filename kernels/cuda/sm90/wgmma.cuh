@@ -21,9 +21,9 @@ enum class SharedSwizzle : std::uint64_t { k128B = 1, k64B = 2, k32B = 3 };
 // Descriptor of a matrix in shared memory (PTX ISA, "Matrix descriptor"): start address, byte
 // offsets between core matrices, swizzle. For a K-major operand with 128-byte rows (64 elements of
 // 16 bits) and 128-byte swizzle, stride_bytes is 1024, the distance between groups of 8 rows.
-// leading_bytes is not used, and the next 16 columns of K start 32 bytes later in the row. For an
-// MN-major operand with 128-byte swizzle, leading_bytes is the distance between groups of 64
-// columns of MN, and stride_bytes the distance between groups of 8 rows of K.
+// leading_bytes is not used, and the next 16 elements along K start 32 bytes later in the row. For
+// an MN-major operand with 128-byte swizzle, leading_bytes is the distance between groups of 64
+// elements along M or N. stride_bytes is the distance between groups of 8 elements along K.
 __device__ __forceinline__ std::uint64_t WgmmaDescriptor(const void* shared,
                                                          std::uint32_t leading_bytes,
                                                          std::uint32_t stride_bytes,
@@ -46,8 +46,8 @@ __device__ __forceinline__ void WgmmaWait() {
 }
 
 // Prevents the compiler from moving any use of the registers across this statement. Before
-// WgmmaFence the pin ensures that the registers have been written. After WgmmaWait it ensures that
-// no instruction accesses the registers while a product is pending.
+// WgmmaFence the pin ensures that the registers have been written. After WgmmaWait it keeps the
+// compiler from moving an access to the registers before the wait.
 template <int kN>
 __device__ __forceinline__ void WgmmaPin(float (&registers)[kN]) {
 #pragma unroll
@@ -154,9 +154,9 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[kN / 2], std::uint64_t a,
   }
 }
 
-// Like WgmmaShared, but for e4m3. A is [64, 32] and B is [32, kN], both K-major, so rows have the
-// same number of bytes as for 16-bit operands. The sums keep about 14 bits relative to the largest
-// addend.
+// Like WgmmaShared, but for e4m3. A is [64, 32] and B is [32, kN], both K-major. 32 one-byte
+// elements along K have as many bytes as 16 two-byte elements. The sums keep about 14 bits relative
+// to the largest addend.
 template <int kN>
 __device__ __forceinline__ void WgmmaE4M3(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                           bool accumulate) {
