@@ -32,7 +32,7 @@ struct StoredQuantization {
   std::uint32_t group_size = 0;                     // for kGroup
   std::uint32_t block_rows = 0, block_columns = 0;  // for kBlock
   bool has_zeros = false;                           // integers have zero points
-  bool needs_zeros_symmetric = false;      // GPTQ with sym: zero points must be half of the range
+  bool requires_symmetric_zeros = false;   // GPTQ with sym: zero points must be half of the range
   bool zeros_minus_one = false;            // GPTQ version 1 stores each zero point minus 1
   bool needs_order = false;                // GPTQ with desc_act: g_idx is required
   std::vector<std::string> not_converted;  // modules that are not quantized

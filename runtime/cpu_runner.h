@@ -46,8 +46,8 @@ class CpuRunner : public StepRunner, private RunnerBase {
                                                            cache::KvPool* pool,
                                                            const RunnerOptions& options);
 
-  // If the step has late samples, SampleLate computes the head, the samples and the prompt
-  // log-probabilities of all rows.
+  // If the step has late samples (StepSample::is_late), SampleLate computes the head, the samples
+  // and the prompt log-probabilities of all rows.
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;

@@ -28,10 +28,11 @@ struct QuantizedMatrices;  // weights.h
 namespace quire::runtime {
 
 // Returns the geometry of a model's pages. A page has the number of slots that PlanLayerGroups
-// chooses, and room for index rows. GroupGeometry returns the geometry of a group's layers. int8
-// and fp8_e4m3 pages have one f32 scale per token and head. num_blocks includes the null page.
-// Returns UNIMPLEMENTED with the layer if the kinds of attention differ, or a head size is not a
-// multiple of the smallest one. Also returns the errors of KvGeometry::Validate.
+// chooses, and room for index rows (models::IndexSpec). GroupGeometry returns the geometry of a
+// group's layers. int8 and fp8_e4m3 pages have one f32 scale per token and head. num_blocks
+// includes the null page. Returns UNIMPLEMENTED with the layer if the kinds of attention differ, or
+// a head size is not a multiple of the smallest one. Also returns the errors of
+// KvGeometry::Validate.
 absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks);

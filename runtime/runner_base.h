@@ -32,7 +32,8 @@ struct RunnerBase {
   RunnerBase(const Model& the_model, const kernels::Backend& the_backend, cache::KvPool* the_pool,
              const RunnerOptions& the_options);
 
-  // Called before the first block of a step, and again before the first block of its late samples.
+  // Called before the first block of a step, and again before the first block of its late samples
+  // (StepSample::is_late).
   void BeginLogits();
   // Fills sampling_rows with the samples of `pass` that use rows [begin, end) of the step's logits,
   // and sample_indices with their indices in batch.samples. Late samples without is_completed are

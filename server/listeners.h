@@ -5,8 +5,8 @@
 // Place:      owned by the daemon; above grpc/, http/, openai/ and vllm/.
 // Invariants: a service outlives the listeners that serve it.
 // Threads:    UpdateHealth is thread-safe. One thread at a time calls the other methods.
-// Lifetime:   `state`, the metrics and the arguments of Start outlive it. AdminService subscribes
-//             to the LiveConfig, so this object also outlives the last reload.
+// Lifetime:   `state`, the metrics and the arguments of Start must outlive this object. It must be
+//             destroyed after the last reload, because AdminService subscribes to the LiveConfig.
 
 #include <memory>
 #include <string>

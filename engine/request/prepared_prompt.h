@@ -29,17 +29,17 @@ struct PreparedPrompt {
   std::int32_t queued_tokens = 0;      // tokens counted against max_queued_tokens
   // StoppingParams::max_tokens, clipped to the context; 0: nothing is generated.
   std::int32_t max_tokens = 0;
-  std::uint32_t score_from = 1;  // position of the first continuation token of a ScorePrompt
-  bool clipped_by_context = false;
-  bool is_truncated = false;     // the prompt lost its first tokens
-  bool opens_reasoning = false;  // the answer begins inside a reasoning section
+  std::uint32_t score_from = 1;     // position of the first continuation token of a ScorePrompt
+  bool clipped_by_context = false;  // max_tokens is less than requested
+  bool is_truncated = false;        // the prompt lost its first tokens
+  bool opens_reasoning = false;     // the answer begins inside a reasoning section
   // True if the answer cannot contain reasoning, because the prompt ends after a reasoning section,
   // or inside a continued message but outside its reasoning.
   bool is_after_reasoning = false;
   text::DetokenizerState answer_start;  // detokenizer state at the start of each choice
   // Maximum number of cached tokens of one choice: its prompt and its answer without the last
   // token.
-  std::uint32_t limit_tokens = 0;
+  std::uint32_t max_cached_tokens = 0;
   // Maximum number of pages that one choice holds at any moment.
   std::uint32_t max_pages_of_one_choice = 0;
   std::uint32_t shared_pages = 0;  // number of pages that all choices share (full prompt pages)

@@ -233,8 +233,8 @@ absl::Status FitPool(const CacheShape& shape, std::uint32_t choices, PreparedPro
   const auto prompt_tokens = static_cast<std::uint32_t>(prompt.tokens.size());
   // The last token of an answer is never an input of the model.
   const std::int32_t answer_tokens = std::max(prompt.max_tokens - 1, 0);
-  prompt.limit_tokens = prompt_tokens + static_cast<std::uint32_t>(answer_tokens);
-  prompt.max_pages_of_one_choice = shape.demand.PagesFor(prompt.limit_tokens);
+  prompt.max_cached_tokens = prompt_tokens + static_cast<std::uint32_t>(answer_tokens);
+  prompt.max_pages_of_one_choice = shape.demand.PagesFor(prompt.max_cached_tokens);
   prompt.shared_pages = choices > 1 ? shape.demand.SharedPagesFor(prompt_tokens) : 0;
   const std::uint32_t needed = prompt.WorstPages(choices);
   if (needed <= shape.usable_pages) return absl::OkStatus();

@@ -6,7 +6,8 @@ namespace quire::engine {
 namespace {
 
 bool IsSpared(const Sequence& sequence, std::uint32_t page_size, std::int32_t max_preemptions) {
-  const std::int64_t left = std::int64_t{sequence.request->prompt.limit_tokens} - sequence.computed;
+  const std::int64_t left =
+      std::int64_t{sequence.request->prompt.max_cached_tokens} - sequence.computed;
   return left <= page_size || sequence.preemptions >= max_preemptions;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Predicts the time of a step from the steps that ran. The prediction decides how many prompt
-// tokens join a step, never what is computed.
+// Predicts the time of a step from the steps that ran. The prediction limits the prompt tokens of a
+// step and does not affect the results.
 //
 //   t(step) = a_0 + a_r * decode rows + a_k * tokens stored before them
 //                 + a_t * prompt tokens + a_h * sum over chunks of q * (h + (q + 1) / 2)
@@ -61,9 +61,9 @@ class StepTimeModel {
     return CanPredict(work) ? Predict(work) : absl::ZeroDuration();
   }
 
-  // Returns the maximum number of prompt tokens, after `stored` tokens of their sequence, that take
-  // at most `time` of a step. The result never assumes more than twice the speed of the fastest
-  // step. Returns 0 before the first step with prompt tokens, and for negative times.
+  // Returns the maximum size of a prompt chunk that adds at most `time` to a step. The chunk
+  // follows `stored` tokens of its sequence. The result never assumes more than twice the speed of
+  // the fastest step. Returns 0 before the first step with prompt tokens, and for negative times.
   std::uint32_t PromptTokensWithin(absl::Duration time, std::uint32_t stored) const;
 
  private:

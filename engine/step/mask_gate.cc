@@ -24,7 +24,7 @@ bool IsComplete(const Sequence& sequence) {
 
 // Returns whether the choice can be sampled now. Before the fork all choices of the request are
 // sampled together. A choice whose constraint is complete or whose mask failed is not sampled. The
-// next FindEnds returns it as a choice to end.
+// next FindEndingChoices returns it as a choice to end.
 bool CanSample(const Sequence& sequence) {
   const auto has_mask = [](const Sequence& choice) {
     return choice.mask->is_ready() && choice.mask->status().ok() && !IsComplete(choice);
@@ -130,8 +130,8 @@ void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* st
   }
 }
 
-std::span<Sequence* const> MaskGate::FindEnds(std::span<Sequence* const> running,
-                                              std::span<Sequence* const> preempted) {
+std::span<Sequence* const> MaskGate::FindEndingChoices(std::span<Sequence* const> running,
+                                                       std::span<Sequence* const> preempted) {
   ending_choices_.clear();
   if (num_masked_ == 0) return ending_choices_;
   const auto check = [&](Sequence* sequence) {

@@ -44,15 +44,15 @@ class MaskGate {
   void Advance(const Sequence& sequence, std::int32_t token) {
     if (sequence.mask != nullptr) masks_.Advance(sequence.mask, token);
   }
-  // Called when the request has ended. Subtracts it from the requests that have masks.
+  // Called when the request has ended. Updates the number of requests that have masks.
   void Drop(const ScheduledRequest& live);
 
   // The two functions below do nothing if the model has no recurrent states.
   //
-  // Waits for the masks of rows that the next step samples. `expected` is the expected time of the
-  // last step. The timeout is 5 % of `expected`, but at least 0.2 ms and at most 20 ms.
+  // Waits for the masks of rows that the next step samples. `expected` is the expected duration of
+  // the step launched last. The timeout is 5 % of `expected`, at least 0.2 ms, at most 20 ms.
   void AwaitNextSamples(std::span<Sequence* const> running, absl::Duration expected);
-  // Stalls the rows that would sample without a mask. REQUIRES: FindEnds ran before this call.
+  // Stalls the rows that would sample without a mask. REQUIRES: FindEndingChoices has run.
   void HoldRows(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
 
   // Waits for the masks of late samples (StepSample::is_late). If the step has other rows, the wait
@@ -64,8 +64,8 @@ class MaskGate {
   // Returns the choices that must end because their constraint is complete or because their mask
   // failed (ChoiceMask::status). Also resumes stalled rows whose masks are ready. The result is
   // valid until the next call.
-  std::span<Sequence* const> FindEnds(std::span<Sequence* const> running,
-                                      std::span<Sequence* const> preempted);
+  std::span<Sequence* const> FindEndingChoices(std::span<Sequence* const> running,
+                                               std::span<Sequence* const> preempted);
   // Waits a limited time until the mask of a stalled row is ready. Returns false if no row is
   // stalled by its mask.
   bool AwaitAny(std::span<Sequence* const> running, std::span<Sequence* const> preempted);
@@ -75,7 +75,7 @@ class MaskGate {
 
  private:
   // Adds to awaited_masks_ the masks that are needed to sample the sequence and are not ready.
-  // Before the fork these are the masks of all choices.
+  // Before the fork, all choices of the request are sampled together, so all their masks are added.
   void AddAwaited(const Sequence& sequence);
 
   const bool has_states_;

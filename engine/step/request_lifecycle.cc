@@ -159,7 +159,8 @@ void RequestLifecycle::Start(ScheduledRequest& live, absl::Time now) {
 
 bool RequestLifecycle::EndMasked(absl::Time now) {
   bool has_ended = false;
-  for (Sequence* sequence : masks_->FindEnds(scheduler_->running(), scheduler_->preempted())) {
+  for (Sequence* sequence :
+       masks_->FindEndingChoices(scheduler_->running(), scheduler_->preempted())) {
     if (sequence->finished()) continue;  // another choice has ended the request
     has_ended = true;
     const absl::Status& status = sequence->mask->status();

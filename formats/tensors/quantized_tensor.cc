@@ -151,7 +151,7 @@ std::int32_t QuantizedTensor::ZeroOf(std::int64_t row, std::int64_t group) const
       return CodeOf(Word(*parts_.zeros, group * (parts_.rows / per_word) + row / per_word),
                     SlotOfOutput(row), parts_.bits) +
              parts_.zero_offset;
-    case ZeroLayout::kWordsOfColumns:
+    case ZeroLayout::kWordsOfOutputsOutputMajor:
       return CodeOf(Word(*parts_.zeros, row / per_word * groups + group), row % per_word,
                     parts_.bits) +
              parts_.zero_offset;
@@ -204,7 +204,7 @@ absl::Status QuantizedTensor::CheckZeros() {
   are_zeros_symmetric_ =
       std::all_of(bytes.begin(), bytes.end(), [&](std::byte byte) { return byte == symmetric; });
   if (are_zeros_symmetric_) return absl::OkStatus();
-  if (parts_.zero_offset == 0 && !parts_.needs_zeros_symmetric) return absl::OkStatus();
+  if (parts_.zero_offset == 0 && !parts_.requires_symmetric_zeros) return absl::OkStatus();
   const std::int64_t groups = NumGroups();
   for (std::int64_t group = 0; group < groups; ++group) {
     for (std::int64_t row = 0; row < parts_.rows; ++row) {
@@ -214,7 +214,7 @@ absl::Status QuantizedTensor::CheckZeros() {
                       zero - parts_.zero_offset, ", which version 1 of the format writes for a ",
                       "zero point of 0; decoding it gives ", zero);
       }
-      if (zero != half && parts_.needs_zeros_symmetric) {
+      if (zero != half && parts_.requires_symmetric_zeros) {
         return Refuse(*parts_.zeros, "output ", row, " of group ", group, " has zero point ", zero,
                       ", quantization_config.sym requires ", half,
                       "; checkpoint_format must state whether zero points are stored minus 1");
@@ -308,7 +308,7 @@ std::uint8_t QuantizedTensor::CodeAt(std::int64_t row, std::int64_t column) cons
     case CodeLayout::kWordsOfOutputs:
       return CodeOf(Word(codes, column * (parts_.rows / per_word) + row / per_word),
                     SlotOfOutput(row), parts_.bits);
-    case CodeLayout::kWordsOfRows: {
+    case CodeLayout::kWordsOfInputsOutputMajor: {
       const std::int64_t words = (parts_.columns + per_word - 1) / per_word;
       return CodeOf(Word(codes, row * words + column / per_word), column % per_word, parts_.bits);
     }
@@ -349,8 +349,8 @@ void QuantizedTensor::ReadCodes(std::int64_t row, std::span<std::uint8_t> out) c
   std::uint8_t* const to = out.data();
   switch (parts_.code_layout) {
     case CodeLayout::kWordsOfInputs:
-    case CodeLayout::kWordsOfRows: {
-      const bool is_output_major = parts_.code_layout == CodeLayout::kWordsOfRows;
+    case CodeLayout::kWordsOfInputsOutputMajor: {
+      const bool is_output_major = parts_.code_layout == CodeLayout::kWordsOfInputsOutputMajor;
       const std::int64_t words = (k + per_word - 1) / per_word;
       const std::int64_t first = is_output_major ? row * words : row;
       const std::int64_t step = is_output_major ? 1 : rows;

@@ -27,21 +27,27 @@ namespace quire::formats {
 // Position of the code of output feature n and input k. A 32-bit word has 32 / bits codes, the
 // first in the lowest bits.
 enum class CodeLayout : std::uint8_t {
-  kWordsOfInputs,   // [K * bits / 32, N]: a word has codes of consecutive inputs
-  kWordsOfOutputs,  // [K, N / 8]: a word has codes of eight outputs, in the order 0 2 4 6 1 3 5 7
-  kWordsOfRows,     // [N, ceil(K * bits / 32)]: a word has codes of consecutive inputs
-  kSignedBytes,     // [N, K] of -128 .. 127; a code is the byte plus 128
-  kE4M3,            // [N, K]
-  kE2M1Blocks       // [N, K / 32, 16]: a byte has two codes, the low nibble first
+  // GPTQ, [K * bits / 32, N]: a word has codes of consecutive inputs
+  kWordsOfInputs,
+  // AWQ, [K, N / 8]: a word has codes of eight outputs, in the order 0 2 4 6 1 3 5 7
+  kWordsOfOutputs,
+  // compressed-tensors, [N, ceil(K * bits / 32)]: a word has codes of consecutive inputs
+  kWordsOfInputsOutputMajor,
+  kSignedBytes,  // [N, K] of -128 .. 127; a code is the byte plus 128
+  kE4M3,         // [N, K]
+  kE2M1Blocks    // [N, K / 32, 16]: a byte has two codes, the low nibble first
 };
 
-// Position of the zero point of output feature n and group g. Words are those of CodeLayout.
+// Position of the zero point of output feature n and group g. Words are packed as in CodeLayout.
 enum class ZeroLayout : std::uint8_t {
-  kNone,                       // every zero point is half of the range of codes
-  kWordsOfOutputs,             // [G, N * bits / 32]: a word has consecutive outputs
-  kWordsOfOutputsInterleaved,  // [G, N / 8]: a word has eight outputs, in the order 0 2 4 6 1 3 5 7
-  kWordsOfColumns,             // [ceil(N * bits / 32), G]: a word has consecutive outputs
-  kSignedBytes                 // [N, G]; a zero point is the byte plus 128
+  kNone,  // every zero point is half of the range of codes
+  // GPTQ, [G, N * bits / 32]: a word has consecutive outputs
+  kWordsOfOutputs,
+  // AWQ, [G, N / 8]: a word has eight outputs, in the order 0 2 4 6 1 3 5 7
+  kWordsOfOutputsInterleaved,
+  // compressed-tensors, [ceil(N * bits / 32), G]: a word has consecutive outputs
+  kWordsOfOutputsOutputMajor,
+  kSignedBytes  // [N, G]; a zero point is the byte plus 128
 };
 
 // The tensors of one matrix and their layout. The code that fills in the struct checks the shapes.
@@ -49,18 +55,20 @@ struct QuantizedParts {
   StoredTensor codes;
   StoredTensor scales;                // f32, f16, bf16, or exponent bytes (e8m0)
   std::optional<StoredTensor> zeros;  // nullopt with ZeroLayout::kNone
-  // I32 [K]: the group of each input (act-order). nullopt: input k is in group k / group.
+  // I32 [K]: the group of each input (act-order). nullopt: every `group` consecutive inputs form a
+  // group.
   std::optional<StoredTensor> group_indices;
   std::vector<StoredTensor> unused;  // tensors of the matrix that do not affect its values
 
   CodeLayout code_layout = CodeLayout::kSignedBytes;
   ZeroLayout zero_layout = ZeroLayout::kNone;
   std::uint32_t bits = 8;
-  std::int32_t zero_offset = 0;        // added to a stored zero point
-  bool needs_zeros_symmetric = false;  // every zero point must be half of the range
-  std::int64_t rows = 0;               // N; for a stack, the rows of all its matrices
-  std::int64_t columns = 0;            // K
-  std::int64_t group = 0;              // inputs that share a scale; the last group may be shorter
+  std::int32_t zero_offset = 0;           // added to a stored zero point
+  bool requires_symmetric_zeros = false;  // every zero point must be half of the range
+  // N. In a stack of matrices, such as all experts of a layer, N counts the rows of all matrices.
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;  // K
+  std::int64_t group = 0;    // inputs that share a scale; the last group may be shorter
   // The scale of output feature n and group g is element n / rows_per_scale * row_stride +
   // g * group_stride.
   std::int64_t rows_per_scale = 1;
@@ -69,8 +77,8 @@ struct QuantizedParts {
 };
 
 // Place:      created when a checkpoint is opened (join_quantized.h); StoredTensor::quantized.
-// Invariants: scales are finite, and no weight overflows f32 unless its code is NaN; group indices
-//             are in range.
+// Invariants: scales are finite, and so are all weights except those with the e4m3 code NaN. Group
+//             indices are in range.
 // Threads:    immutable.
 // Lifetime:   the files of the checkpoint own the bytes.
 class QuantizedTensor {
@@ -101,7 +109,7 @@ class QuantizedTensor {
   //   symmetric int8 with a scale per output feature   int8, any scale
   //   symmetric integers in groups                     int4 or int8, groups of at most 128
   //   with zero points                                 as above, with has_zero_points
-  //   e2m1 blocks                                      int8 groups of 32, twice the values
+  //   e2m1 blocks                                      int8 groups of 32, values * 2, scales / 2
   //   act-order                                        any of these with groups, with has_act_order
   const std::optional<QuantizedShape>& integer_shape() const { return integer_shape_; }
   // Act-order permutation: the inputs sorted by group, ascending within a group. Empty unless
@@ -124,8 +132,9 @@ class QuantizedTensor {
  private:
   // Properties of the scales, determined while they are checked.
   struct ScaleTraits {
-    bool fit_f16 = true;            // f16 can represent every scale of the integer shape
-    bool are_powers_of_two = true;  // and bf16 can represent every code times its scale
+    bool fit_f16 = true;  // f16 can represent every scale of the integer shape
+    // Every scale is a power of two, and bf16 can represent every code times its scale.
+    bool are_powers_of_two = true;
   };
 
   explicit QuantizedTensor(QuantizedParts parts) : parts_(std::move(parts)) {}

@@ -14,15 +14,15 @@ namespace quire::kernels {
 // A changed range of entries in a row of a lookup table.
 struct LookupRange {
   std::uint32_t to;     // index of the first changed entry in StepInputsParams::lookup_table
-  std::uint32_t from;   // index in the block of the new value of that entry
+  std::uint32_t from;   // index in the block of the first new value
   std::uint32_t count;  // number of entries
 };
 
 // The block has these arrays of words, in order:
-//   [num_tokens] each        tokens, positions and token rows
-//   [num_head_tokens]        head tokens
+//   [num_tokens] each        token ids, positions and batch rows of the tokens
+//   [num_head_tokens]        head tokens: indices of the tokens whose logits the LM head computes
 //   [batch_size + 1]         row offsets
-//   [batch_size] each        cache lengths and prefill tokens
+//   [batch_size] each        cache lengths and numbers of prefill tokens
 //   [num_live_rows]          live rows
 //   [batch_size] each        arrays of cache::StateStepInputs in order, only if `states` is set
 //   [num_ranges] x 3         ranges (LookupRange)
@@ -51,9 +51,9 @@ struct StepInputsParams {
   std::uint32_t* head_tokens;
   std::uint32_t* row_offsets;
   std::uint32_t* cache_lengths;
-  std::uint32_t* prefill_tokens;
-  std::uint32_t* live_rows;     // [1 + num_live_rows] the number of live rows, then their indices
-  std::uint32_t* lookup_table;  // tables of all layer groups, concatenated
+  std::uint32_t* prefill_tokens;  // number of prefill tokens of each row
+  std::uint32_t* live_rows;       // [1 + num_live_rows] the number of live rows, then their indices
+  std::uint32_t* lookup_table;    // tables of all layer groups, concatenated
   // [kStateArrays, states_stride] arrays of cache::StateStepInputs; null: no recurrent layers.
   std::uint32_t* states = nullptr;
   std::uint32_t states_stride = 0;  // at least padded_rows

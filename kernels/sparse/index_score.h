@@ -1,6 +1,7 @@
 #pragma once
 
 // Scores of keys for sparse attention with an indexer (IndexSpec of models/config/layer_spec.h).
+// An index row is the cached index key of one token.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,9 +12,10 @@
 
 namespace quire::kernels {
 
+// D is the head size of `keys`, the number of columns of a key and of each query head.
 struct IndexScoreParams {
-  const AnyKvView* keys;  // index rows of one layer, one head, with this step's rows already stored
-  const float* q;         // [num_rows, num_heads, size], rotated
+  const AnyKvView* keys;  // index rows of one layer, one head, including those of this step
+  const float* q;         // [num_rows, num_heads, D], rotated
   const float* weights;   // [num_rows, num_heads]
   float* scores;          // [row_end - row_begin, score_stride]
   const std::uint32_t* row_offsets;  // [batch_size + 1]: first row of each sequence, then the total
@@ -24,24 +26,24 @@ struct IndexScoreParams {
   std::uint32_t num_heads;
   float scale;  // factor of q
   // CUDA only. Both are null on the CPU, which derives them from row_offsets.
-  const std::int32_t* token_rows = nullptr;  // [row_end] batch row of each row; -1: padding
+  const std::int32_t* token_rows = nullptr;  // [row_end] sequence of each row; -1: padding
   const std::int32_t* positions = nullptr;   // [row_end] position p of each row
 };
 
-// Maximum number of heads of an indexer on a GPU, and of columns of its keys.
-inline constexpr std::uint32_t kMaxGpuIndexHeads = 64;
-inline constexpr std::uint32_t kMaxGpuIndexSize = 128;
+// Limits of a GPU.
+inline constexpr std::uint32_t kMaxGpuIndexHeads = 64;  // maximum number of heads of an indexer
+inline constexpr std::uint32_t kMaxGpuIndexSize = 128;  // maximum D
 
 // Row i of a sequence has position p = cache_length + i and gets scores of the keys j <= p:
 //   s_j = sum over heads h of weights[h] * max(0, (scale * q[h]) . k_j)
 // All arithmetic is in f32. A product q . k is one ascending chain of FMAs over the columns. The
 // sum is one ascending chain of FMAs over the heads. Therefore s_j depends only on the row, the
-// key, the size and the number of heads. NaN in q, k or weights gives NaN. Scores of keys after p
-// are undefined. A GPU gives the same bits as the CPU and skips padding rows. Returns
-// INVALID_ARGUMENT for pages that are not f32 or bf16 or have several heads. On the CPU,
+// key, D and the number of heads. NaN in q, k or weights gives NaN. Scores of keys after p are
+// undefined. A GPU gives the same bits as the CPU and skips padding rows. Returns INVALID_ARGUMENT
+// if the pages of `keys` are neither f32 nor bf16, or have several heads. On the CPU,
 // INVALID_ARGUMENT also means that rows are outside the step, score_stride is too small or
-// CheckKvStep fails. On a GPU, it also means that the size is not a multiple of 4, or that the size
-// or the number of heads is above its limit. A GPU does not check lengths and rows.
+// CheckKvStep fails. On a GPU, it also means that D is not a multiple of 4, or that D or the number
+// of heads is above its limit. A GPU does not check lengths and rows.
 absl::Status IndexScore(const Backend& backend, const IndexScoreParams& params);
 
 // Returns the minimum score_stride for sequences of `tokens` tokens.

@@ -2,7 +2,7 @@
 
 // Runs between the projections of an indexer and its scores (IndexSpec of
 // models/config/layer_spec.h). Applies layer norm to the index keys, applies rope to queries and
-// keys, and stores the keys into their pages. On a GPU this is one kernel.
+// keys, and stores the keys into their pages as index rows. On a GPU this is one kernel.
 
 #include <cstdint>
 

@@ -18,7 +18,7 @@ struct SelectTopKParams {
   std::uint32_t num_rows;
   std::uint32_t topk;
   std::uint32_t max_selected;
-  // CUDA only: [num_rows] batch row of each row; -1: padding, for which nothing is written.
+  // CUDA only: [num_rows] sequence of each row; -1: padding, for which nothing is written.
   const std::int32_t* token_rows = nullptr;
 };
 

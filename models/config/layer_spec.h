@@ -106,7 +106,7 @@ struct AttentionSpec {
 //   qi = rope(W_qb c_q) [heads, size]; ki = rope(layer_norm(W_k h)) [size]; w = W_w h [heads]
 //   s_j = sum over heads of w_h relu(qi_h . ki_j) / sqrt(heads * size)
 // c_q is the normed query latent, h the layer's normed input. Rope rotates the first columns with
-// the angles of the layer's queries. ki is cached beside the MLA cache row.
+// the angles of the layer's queries. ki is cached as an index row beside the MLA cache row.
 struct IndexSpec {
   std::uint32_t heads = 0;
   std::uint32_t size = 0;

@@ -14,8 +14,8 @@ namespace {
 
 constexpr absl::string_view kExpertKeys[] = {"num_experts", "num_local_experts",
                                              "n_routed_experts"};
-constexpr absl::string_view kChosenKeys[] = {"num_experts_per_tok", "experts_per_token",
-                                             "num_experts_per_token"};
+constexpr absl::string_view kExpertsPerTokenKeys[] = {"num_experts_per_tok", "experts_per_token",
+                                                      "num_experts_per_token"};
 
 // Reads a number that has several names. If more than one is given, they must agree.
 absl::StatusOr<std::uint32_t> AliasedCount(const ConfigReader& reader,
@@ -151,10 +151,10 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
     *count.value = static_cast<std::uint32_t>(given.value_or(absent));
   }
   if (std::uint64_t{moe->n_shared_experts} * moe->intermediate_size > kMaxIntermediate) {
-    return reader.Error("n_shared_experts",
-                        absl::StrCat("is ", moe->n_shared_experts, ", with moe_intermediate_size ",
-                                     moe->intermediate_size, " the shared expert is wider than ",
-                                     kMaxIntermediate));
+    return reader.Error(
+        "n_shared_experts",
+        absl::StrCat("is ", moe->n_shared_experts, ", times moe_intermediate_size ",
+                     moe->intermediate_size, " it must be at most ", kMaxIntermediate));
   }
   const std::pair<absl::string_view, std::string*> names[] = {
       {"topk_method", &moe->topk_method},
@@ -195,13 +195,14 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
   const ConfigDefaults& defaults = family.defaults;
   if (ReadsKey(family, "enable_moe_block")) return ReadOptionalMoe(reader, num_layers);
   if (defaults.num_experts == 0) return moe;
-  // Models with an MLP beside the experts may have no experts.
+  // In families with a shared MLP beside the experts, the number of experts may be 0.
   const std::uint32_t low = ReadsKey(family, "shared_intermediate_size") ? 0 : 1;
   QUIRE_ASSIGN_OR_RETURN(moe.num_experts,
                          AliasedCount(reader, kExpertKeys, low, kMaxExperts, defaults.num_experts));
   if (moe.num_experts == 0) return moe;
-  QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, AliasedCount(reader, kChosenKeys, 1, kMaxExperts,
-                                                             defaults.experts_per_token));
+  QUIRE_ASSIGN_OR_RETURN(
+      moe.experts_per_token,
+      AliasedCount(reader, kExpertsPerTokenKeys, 1, kMaxExperts, defaults.experts_per_token));
   if (moe.experts_per_token > moe.num_experts) {
     return reader.Error(
         "num_experts_per_tok",

@@ -191,7 +191,7 @@ absl::Status ReadGptq(const ConfigReader& reader, formats::StoredQuantization* r
   result->has_zeros = true;
   result->zeros_minus_one = (format ? *format : alias.value_or("gptq")) == "gptq";
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> symmetric, reader.OptionalBool("sym"));
-  result->needs_zeros_symmetric = symmetric.value_or(false);
+  result->requires_symmetric_zeros = symmetric.value_or(false);
   QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> order, reader.OptionalBool("desc_act"));
   result->needs_order = order.value_or(false);
   return absl::OkStatus();

@@ -268,7 +268,7 @@ absl::Status Joiner::JoinGptq(const std::string& stem, formats::QuantizedParts* 
   parts->zero_layout = is_awq ? formats::ZeroLayout::kWordsOfOutputsInterleaved
                               : formats::ZeroLayout::kWordsOfOutputs;
   parts->zero_offset = quantization_.zeros_minus_one ? 1 : 0;
-  parts->needs_zeros_symmetric = quantization_.needs_zeros_symmetric;
+  parts->requires_symmetric_zeros = quantization_.requires_symmetric_zeros;
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/false));
   if (parts->rows % per_word != 0) {
     return Refuse(codes, "has ", parts->rows, " outputs, but zero points are packed in words of ",
@@ -298,7 +298,7 @@ absl::Status Joiner::SetCompressedZeros(const std::string& stem, formats::Quanti
     QUIRE_RETURN_IF_ERROR(CheckType(*parts->zeros, {"I8"}));
     return CheckShape(*parts->zeros, {parts->rows, groups}, "the shape of its scales");
   }
-  parts->zero_layout = formats::ZeroLayout::kWordsOfColumns;
+  parts->zero_layout = formats::ZeroLayout::kWordsOfOutputsOutputMajor;
   QUIRE_RETURN_IF_ERROR(CheckType(*parts->zeros, {"I32"}));
   return CheckShape(*parts->zeros, {CeilOf(parts->rows, 32 / parts->bits), groups},
                     "the shape of its scales");
@@ -334,7 +334,7 @@ absl::Status Joiner::JoinPacked(const std::string& stem, formats::QuantizedParts
     return Refuse(shape, "is [", extent(0), ", ", extent(1), "], which does not match ", codes.name,
                   " of shape ", codes.ShapeText());
   }
-  parts->code_layout = formats::CodeLayout::kWordsOfRows;
+  parts->code_layout = formats::CodeLayout::kWordsOfInputsOutputMajor;
   parts->unused.push_back(shape);
   QUIRE_RETURN_IF_ERROR(SetScope(parts, /*outputs_first=*/true));
   QUIRE_RETURN_IF_ERROR(SetCompressedZeros(stem, parts));

@@ -10,7 +10,8 @@
 //   pools             sums of hidden states, for embeddings
 //
 // Threads: filled by the engine thread and constant from StepRunner::Run to Collect, except for
-//          late samples before SampleLate. The vectors keep their capacity from step to step.
+//          late samples (StepSample::is_late) before SampleLate. The vectors keep their capacity
+//          from step to step.
 
 #include <algorithm>
 #include <cstdint>

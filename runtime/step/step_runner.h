@@ -16,17 +16,19 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  // Launches the step. `batch` must stay unchanged and alive until the matching Collect. The arrays
-  // of batch.kv (lengths and lookup table) and the histories of its samples may change as soon as
-  // Run returns. After an error the step has no effect: it wrote no page that a later step could
-  // read. REQUIRES: fewer than max_steps_in_flight() steps are launched and not collected.
+  // Launches the step. `batch` must stay alive and unchanged until the matching Collect, except
+  // that its late samples are completed before SampleLate. The arrays that batch.kv and each
+  // sample's row.history point to may change as soon as Run returns. After an error the step has no
+  // effect: it wrote no page that a later step could read. REQUIRES: fewer than
+  // max_steps_in_flight() steps are launched and not collected.
   virtual absl::Status Run(const StepBatch& batch) = 0;
 
-  // Computes the late samples of the step that was launched last. Between Run and this call the
-  // device computes the rest of the step, while the engine computes masks from the tokens of the
-  // previous step. Collect returns an error of this function.
-  // REQUIRES: the step has late samples; each row.history that counts tokens includes the previous
-  // token; no earlier step is in flight; called once, before the next Run or Collect.
+  // Computes the late samples (StepSample::is_late) of the step that was launched last. Between Run
+  // and this call the device computes the rest of the step, while the engine computes masks from
+  // the tokens of the previous step. If this function fails, Collect returns the error.
+  // REQUIRES: the step has late samples; a late sample's row.history, if it has one, includes the
+  // token before the sample; no earlier step is in flight; called once, before the next Run or
+  // Collect.
   virtual void SampleLate(const StepBatch& batch) = 0;
 
   // Returns the results of the oldest launched step, which are valid until the next Run or Collect.

@@ -25,10 +25,10 @@ bool ForcesCalls(const v1::ChatPrompt& chat);
 
 // `input` is the result of ToChatInput for `chat`. `format` is the model's tool-call format, or
 // null if the model has none. `has_reasoning` is true if the chat template has reasoning markers.
-// With the generic format, only a model with such markers may reason before a call. Returns
-// UNIMPLEMENTED / FEATURE_UNSUPPORTED if `format` is null or its calls cannot be forced. Returns
-// INVALID_ARGUMENT / BAD_CONSTRAINT if the parameters schema of a tool does not allow an object.
-// REQUIRES: ForcesCalls(chat).
+// In text::kGenericFormat, reasoning before a call is allowed only if `has_reasoning` is true.
+// Returns UNIMPLEMENTED / FEATURE_UNSUPPORTED if `format` is null or its calls cannot be forced.
+// Returns INVALID_ARGUMENT / BAD_CONSTRAINT if the parameters schema of a tool does not allow an
+// object. REQUIRES: ForcesCalls(chat).
 absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
                                                      const text::ChatInput& input,
                                                      const text::ToolFormat* format,
@@ -40,9 +40,9 @@ bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 // Returns a constraint for the calls of an answer that need not contain a call. The arguments of a
 // strict tool match its schema. The arguments of other tools may be any object. Returns
 // UNIMPLEMENTED / FEATURE_UNSUPPORTED if calls of the format cannot be forced or do not start with
-// a marker, or if a tool is not strict and the format does not write arguments as JSON. Returns
-// BAD_CONSTRAINT like ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`, and `format`
-// has a call syntax.
+// a call marker, or if a tool is not strict and the format does not write arguments as JSON.
+// Returns BAD_CONSTRAINT like ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`, and
+// `format` has a call syntax.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,
                                                           const text::ToolFormat& format,
                                                           bool has_reasoning);

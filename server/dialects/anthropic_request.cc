@@ -402,7 +402,7 @@ absl::StatusOr<OpenAiRequest> ReadBody(absl::string_view bytes, const OpenAiLimi
   QUIRE_RETURN_IF_ERROR(ReadTools(body, bytes, limits, chat));
   QUIRE_RETURN_IF_ERROR(ReadThinking(body, chat));
   QUIRE_RETURN_IF_ERROR(ReadOutputConfig(body, bytes, &request, &result.names));
-  JoinSingleParts(chat);
+  MoveSinglePartsToContent(chat);
   request.mutable_output()->set_stream(result.stream);
   request.mutable_output()->set_text(true);
   request.mutable_output()->set_parse(true);

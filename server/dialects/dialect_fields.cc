@@ -61,7 +61,7 @@ std::string NamedEvent(absl::string_view name, absl::string_view json) {
   return absl::StrCat("event: ", name, "\ndata: ", json, "\n\n");
 }
 
-void JoinSingleParts(v1::ChatPrompt* chat) {
+void MoveSinglePartsToContent(v1::ChatPrompt* chat) {
   for (v1::ChatMessage& message : *chat->mutable_messages()) {
     if (message.parts_size() != 1) continue;
     message.set_content(std::move(*message.mutable_parts(0)->mutable_text()));

@@ -15,7 +15,7 @@
 
 namespace quire::server {
 
-// Returns the member, which must be a string. An error names the member if it is missing.
+// Returns the string member `key`. If it is missing or not a string, the error names it.
 absl::StatusOr<std::string> RequiredText(const formats::JsonValue& object, absl::string_view key);
 // Returns the member `type` of an item, block or tool, or `absent` if that member is missing.
 absl::StatusOr<std::string> TypeOf(const formats::JsonValue& object, absl::string_view absent = "");
@@ -37,7 +37,8 @@ std::string CompactJson(absl::string_view raw);
 // Returns a server-sent event: "event: NAME", "data: JSON" and an empty line.
 std::string NamedEvent(absl::string_view name, absl::string_view json);
 
-// Moves the text of messages with one part from `parts` to `content`, which every template reads.
-void JoinSingleParts(v1::ChatPrompt* chat);
+// Moves the text of each message with a single part from `parts` to `content`. All chat templates
+// read `content`.
+void MoveSinglePartsToContent(v1::ChatPrompt* chat);
 
 }  // namespace quire::server

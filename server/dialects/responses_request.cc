@@ -522,7 +522,7 @@ absl::StatusOr<OpenAiRequest> ParseResponsesRequest(absl::string_view bytes,
   QUIRE_RETURN_IF_ERROR(ReadFormat(body, bytes, &request, names));
   v1::OutputOptions* const output = request.mutable_output();
   QUIRE_RETURN_IF_ERROR(ReadInclude(body, output, &result));
-  JoinSingleParts(request.mutable_chat());
+  MoveSinglePartsToContent(request.mutable_chat());
   output->set_stream(result.stream);
   output->set_text(true);
   output->set_parse(true);

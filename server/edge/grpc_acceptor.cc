@@ -237,11 +237,12 @@ void GrpcAcceptor::CloseLargest() {
     }
   }
   if (largest == nullptr) return;
-  largest->Refuse(CloseCause::kMemory,
-                  absl::ResourceExhaustedError(absl::StrCat(
-                      "incomplete messages take more than ", options_.max_unfinished_bytes,
-                      " bytes, which is half of server.grpc.memory_bytes, and those of this "
-                      "connection take the most")));
+  largest->CloseWithReason(
+      CloseCause::kMemory,
+      absl::ResourceExhaustedError(
+          absl::StrCat("incomplete messages take more than ", options_.max_unfinished_bytes,
+                       " bytes, which is half of server.grpc.memory_bytes, and those of this "
+                       "connection take the most")));
 }
 
 // Connects a client to gRPC through a socket pair. Our end of the pair is bound to a name, which

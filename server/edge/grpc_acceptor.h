@@ -12,16 +12,16 @@
 //             than max_connections_per_address from its IPv4 address or IPv6 /64 network. A new
 //             connection beyond a limit evicts the connection that has been idle for longest
 //             (connection_evictor.h). Beyond the limit per address, it evicts a connection of the
-//             same address. If none is idle, the new connection is refused. A refused client gets
+//             same address. If none is idle, the new connection is rejected. A rejected client gets
 //             a GOAWAY frame with the reason, unless the connection uses TLS. An evicted client
 //             gets a GOAWAY frame without a reason, unless its preface is incomplete. If too many
 //             connections linger, neither gets a frame. An evicted connection is not counted,
 //             although it may still be closing. A connection uses one descriptor, and three once
-//             its preface is complete. In addition, at most 64 refused or evicted connections
-//             linger, with one descriptor each. If no descriptor is free, the acceptor evicts an
-//             idle connection if there is one, and retries. It skips connections that their clients
-//             have closed or half-closed already. Bind fails if another process listens on the TCP
-//             port or Unix socket.
+//             its preface is complete. In addition, at most 64 connections that get a frame linger,
+//             with one descriptor each. If no descriptor is free, the acceptor evicts an idle
+//             connection if there is one, and retries. It skips connections that their clients have
+//             closed or half-closed already. Bind fails if another process listens on the TCP port
+//             or Unix socket.
 // Threads:    one thread calls Bind, Start, StopAccepting, WaitClosed and the destructor. One
 //             thread at a time calls ConnectToSelf. Other methods are thread-safe. The object owns
 //             two threads, which accept and relay.

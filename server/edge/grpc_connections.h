@@ -7,7 +7,7 @@
 //             fewer than max_per_address from its address. Connections added without a network
 //             are not counted. An evicted connection is not counted, although it may still be
 //             closing. If the client begins a call before the connection closes, it stays open and
-//             is counted again. At most kMaxLingering refused or evicted connections linger.
+//             is counted again. At most kMaxLingering connections that get a GOAWAY frame linger.
 // Threads:    one thread at a time calls MakeRoom and Add. Other methods are thread-safe.
 // Lifetime:   outlives its connections and does not keep them alive.
 
@@ -47,7 +47,7 @@ class GrpcConnections {
   void Add(const std::shared_ptr<GuardedConnection>& connection,
            const std::optional<std::string>& network);
   void SetPhase(std::uint64_t number, Phase phase);
-  // Marks a refused or evicted connection as lingering until Remove. Returns false if
+  // Marks a connection that gets a GOAWAY frame as lingering until Remove. Returns false if
   // kMaxLingering connections linger already.
   bool TryLinger(std::uint64_t number);
   void Remove(std::uint64_t number);

@@ -76,7 +76,7 @@ GuardedConnection::GuardedConnection(const GuardedConnectionHost* host, std::uin
 // Destroys the sockets before remove(), after which the host may be destroyed.
 GuardedConnection::~GuardedConnection() {
   SetUnfinishedBytes(0);
-  server_.reset();
+  grpc_socket_.reset();
   transport_.reset();
   host_->remove(number_, name_);
 }
@@ -131,7 +131,7 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
     return ReadClient();
   }
   if (state_ == State::kOpening && !ConnectToGrpc()) return ReadClient();
-  WriteServer(from_client_.TakeAll(size));
+  WriteGrpc(from_client_.TakeAll(size));
 }
 
 // Forwards the client's half-close. gRPC closes its end after it has read all bytes before the
@@ -140,7 +140,7 @@ void GuardedConnection::OnClientEnd() {
   if (state_ != State::kRelaying) return Close();
   has_client_ended_ = true;
   Error ignored;  // gRPC may have closed already
-  server_->shutdown(net::local::stream_protocol::socket::shutdown_send, ignored);
+  grpc_socket_->shutdown(net::local::stream_protocol::socket::shutdown_send, ignored);
 }
 
 bool GuardedConnection::ConnectToGrpc() {
@@ -153,65 +153,66 @@ bool GuardedConnection::ConnectToGrpc() {
     CloseWithGoAway(CloseCause::kNoResource, connected.status());
     return false;
   }
-  server_.emplace(std::move(connected->socket));
+  grpc_socket_.emplace(std::move(connected->socket));
   Error ignored;  // on failure, ResetLateStreams may block until gRPC reads
-  server_->non_blocking(true, ignored);
+  grpc_socket_->non_blocking(true, ignored);
   name_ = std::move(connected->name);
   state_ = State::kRelaying;
-  ContinueToClient();
+  ContinueSendingToClient();
   return true;
 }
 
-void GuardedConnection::WriteServer(net::const_buffer bytes) {
-  is_writing_to_server_ = true;
+void GuardedConnection::WriteGrpc(net::const_buffer bytes) {
+  is_writing_to_grpc_ = true;
   net::async_write(
-      *server_, bytes, [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
+      *grpc_socket_, bytes, [self = shared_from_this(), size = bytes.size()](Error, std::size_t) {
         // If the write fails, gRPC has closed its end, and the read from gRPC ends the connection.
         // Reading from the client continues. If the socket were closed before the client's bytes
         // are read, the kernel would discard bytes that the client has not read yet.
-        self->is_writing_to_server_ = false;
+        self->is_writing_to_grpc_ = false;
         self->from_client_.AdaptSize(size);
         self->ReadClient();
       });
 }
 
 // Starts the next operation in the direction to the client. REQUIRES: none is pending.
-void GuardedConnection::ContinueToClient() {
+void GuardedConnection::ContinueSendingToClient() {
   if (state_ == State::kClosed) return;
   if (!own_frames_.empty() && guard_.is_between_server_frames()) {
-    if (state_ == State::kLingering) CloseServer();
+    if (state_ == State::kLingering) CloseGrpc();
     own_frames_being_written_ = std::exchange(own_frames_, {});
     return WriteClient(net::buffer(own_frames_being_written_));
   }
-  const bool has_server = server_ && server_->is_open();
-  if (state_ == State::kLingering && (own_frames_.empty() || !has_server)) {
+  const bool is_grpc_open = grpc_socket_ && grpc_socket_->is_open();
+  if (state_ == State::kLingering && (own_frames_.empty() || !is_grpc_open)) {
     if (held_goaway_.empty()) transport_->ShutdownSend();
     return;
   }
   // While our own frames wait, reads end where the frame of gRPC ends.
-  net::mutable_buffer space = from_server_.SpaceForRead();
+  net::mutable_buffer space = from_grpc_.SpaceForRead();
   if (!own_frames_.empty()) space = net::buffer(space, guard_.missing_server_bytes());
-  server_->async_read_some(space, [self = shared_from_this()](Error error, std::size_t size) {
-    self->OnServerRead(error, size);
+  grpc_socket_->async_read_some(space, [self = shared_from_this()](Error error, std::size_t size) {
+    self->OnGrpcRead(error, size);
   });
 }
 
-void GuardedConnection::OnServerRead(Error error, std::size_t size) {
-  if (!server_->is_open() || error == net::error::operation_aborted) return ContinueToClient();
+void GuardedConnection::OnGrpcRead(Error error, std::size_t size) {
+  if (!grpc_socket_->is_open() || error == net::error::operation_aborted)
+    return ContinueSendingToClient();
   if (error) {
     if (state_ == State::kLingering) {
-      CloseServer();  // gRPC's frame stays incomplete, so our own frames are not sent
-      return ContinueToClient();
+      CloseGrpc();  // gRPC's frame stays incomplete, so our own frames are not sent
+      return ContinueSendingToClient();
     }
     if (has_client_ended_) return Close();
     host_->set_phase(number_, Phase::kIdle);  // the connection still counts against the limits
     Linger();
-    return ContinueToClient();
+    return ContinueSendingToClient();
   }
-  has_server_sent_ = true;
-  guard_.OnServerBytes(from_server_.LastRead(size));
+  has_grpc_sent_ = true;
+  guard_.OnServerBytes(from_grpc_.LastRead(size));
   if (state_ == State::kRelaying) UpdateCounts();
-  WriteClient(from_server_.TakeAll(size));
+  WriteClient(from_grpc_.TakeAll(size));
 }
 
 void GuardedConnection::WriteClient(net::const_buffer bytes) {
@@ -221,8 +222,8 @@ void GuardedConnection::WriteClient(net::const_buffer bytes) {
                       self->write_begun_ = absl::InfiniteFuture();
                       if (self->state_ == State::kClosed) return;
                       if (error) return self->Close();
-                      self->from_server_.AdaptSize(size);
-                      self->ContinueToClient();
+                      self->from_grpc_.AdaptSize(size);
+                      self->ContinueSendingToClient();
                     });
 }
 
@@ -265,15 +266,15 @@ void GuardedConnection::ResetLateStreams(const std::vector<std::uint32_t>& late)
     resets += RstStreamFrame(stream, Http2Code::kEnhanceYourCalm);
   }
   Error error;
-  const bool are_reset = !is_writing_to_server_ && guard_.is_between_client_frames() &&
-                         server_->write_some(net::buffer(resets), error) == resets.size();
+  const bool are_reset = !is_writing_to_grpc_ && guard_.is_between_client_frames() &&
+                         grpc_socket_->write_some(net::buffer(resets), error) == resets.size();
   if (!are_reset) return CloseWithGoAway(CloseCause::kTimeout, why);
   log::Info("grpc", "calls ended",
             {{"peer", peer_.address}, {"calls", late.size()}, {"why", why.message()}});
   own_frames_ += resets;
   // Cancels the pending read, so that the resets are written next. No write to gRPC, which this
   // would cancel too, is pending here.
-  server_->cancel(error);
+  grpc_socket_->cancel(error);
 }
 
 void GuardedConnection::Evict() {
@@ -294,7 +295,7 @@ void GuardedConnection::Evict() {
   });
 }
 
-void GuardedConnection::Refuse(CloseCause cause, absl::Status why) {
+void GuardedConnection::CloseWithReason(CloseCause cause, absl::Status why) {
   net::post(transport_->executor(), [self = shared_from_this(), cause, why = std::move(why)] {
     self->CloseWithGoAway(cause, why);
   });
@@ -319,20 +320,20 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
   host_->count_closed(peer_, cause, why.message());
   if (!host_->try_linger(number_)) return Close();
   host_->set_phase(number_, Phase::kClosing);
-  own_frames_ = has_server_sent_ ? "" : EmptySettingsFrame();
+  own_frames_ = has_grpc_sent_ ? "" : EmptySettingsFrame();
   std::string goaway =
-      GoAwayFrame(server_ ? guard_.last_stream() : 0,
+      GoAwayFrame(grpc_socket_ ? guard_.last_stream() : 0,
                   why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   const bool is_rejected = cause == CloseCause::kTooMany || cause == CloseCause::kNoResource;
   (is_rejected && guard_.last_stream() == 0 ? held_goaway_ : own_frames_) += goaway;
   Linger();
-  if (!server_) ContinueToClient();  // no pending operation will call it
+  if (!grpc_socket_) ContinueSendingToClient();  // no pending operation will call it
 }
 
 void GuardedConnection::SendHeldGoAway() {
   own_frames_ += std::exchange(held_goaway_, {});
-  // A pending write calls ContinueToClient when it has completed.
-  if (write_begun_ == absl::InfiniteFuture()) ContinueToClient();
+  // A pending write calls ContinueSendingToClient when it has completed.
+  if (write_begun_ == absl::InfiniteFuture()) ContinueSendingToClient();
 }
 
 // Ends the connection to gRPC, which then ends its calls. The pending write to the client and our
@@ -342,15 +343,15 @@ void GuardedConnection::Linger() {
   state_ = State::kLingering;
   state_since_ = MonotonicNow();
   SetUnfinishedBytes(0);
-  if (!server_) return;
-  if (own_frames_.empty() || guard_.is_between_server_frames()) return CloseServer();
+  if (!grpc_socket_) return;
+  if (own_frames_.empty() || guard_.is_between_server_frames()) return CloseGrpc();
   Error ignored;
-  server_->shutdown(net::local::stream_protocol::socket::shutdown_send, ignored);
+  grpc_socket_->shutdown(net::local::stream_protocol::socket::shutdown_send, ignored);
 }
 
-void GuardedConnection::CloseServer() {
+void GuardedConnection::CloseGrpc() {
   Error ignored;
-  if (server_) server_->close(ignored);
+  if (grpc_socket_) grpc_socket_->close(ignored);
 }
 
 void GuardedConnection::Close() {
@@ -358,7 +359,7 @@ void GuardedConnection::Close() {
   host_->set_phase(number_, Phase::kClosing);
   state_ = State::kClosed;
   transport_->Close();
-  CloseServer();
+  CloseGrpc();
   SetUnfinishedBytes(0);
 }
 

@@ -6,15 +6,18 @@
 //
 //   opening (TLS handshake, HTTP/2 preface) -> relaying -> lingering -> closed
 //
+// A lingering connection sends the client the last bytes. It waits about a second for the client to
+// read them and close.
+//
 // Place:      GrpcAcceptor creates one for each connection that it accepts.
 // Invariants: gRPC receives a socket when the client's preface is complete, so a client that sends
 //             nothing uses no descriptor of gRPC. Each direction has one buffer and at most one
 //             pending operation. Bytes are written before more are read, so a slow receiver slows
 //             down the sender. Frames that this class adds (SETTINGS, GOAWAY, RST_STREAM) are sent
-//             to the client only between two frames of gRPC. A refused client gets a GOAWAY frame
-//             with the reason, unless too many connections linger or gRPC leaves a frame
-//             incomplete. A connection that gRPC closes counts against the connection limits until
-//             it has lingered.
+//             to the client only between two frames of gRPC. A client that is rejected or exceeds a
+//             limit gets a GOAWAY frame with the reason, unless too many connections linger or gRPC
+//             leaves a frame incomplete. A connection that gRPC closes counts against the
+//             connection limits while it lingers.
 // Threads:    runs on the strand of its transport. Public methods are thread-safe.
 // Lifetime:   its pending operations keep it alive. `host` outlives it.
 
@@ -44,7 +47,7 @@ namespace quire::server {
 
 // The cause for closing a connection, a label of quire_grpc_connections_closed_total.
 enum class CloseCause : std::uint8_t {
-  kTooMany,     // refused: a connection limit is reached
+  kTooMany,     // rejected: a connection limit is reached
   kSilent,      // no preface in time, or evicted before the preface
   kIdle,        // evicted while it had no call
   kNotHttp2,    // the first bytes are not the HTTP/2 preface
@@ -72,8 +75,8 @@ struct GuardedConnectionHost {
   std::function<void(std::int64_t)> add_unfinished_bytes;
   std::function<void(const Peer&, CloseCause, absl::string_view why)> count_closed;
   std::function<void(std::uint64_t number, Phase)> set_phase;
-  // Marks a refused or evicted connection as lingering. Returns false if too many such connections
-  // linger already. Called at most once per connection.
+  // Marks a connection that gets a GOAWAY frame as lingering. Returns false if too many such
+  // connections linger already. Called at most once per connection.
   std::function<bool(std::uint64_t number)> try_linger;
   // The destructor of a connection calls this last. `name` is empty if the connection was never
   // handed to gRPC.
@@ -94,16 +97,16 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   ~GuardedConnection();
 
   void Begin();
-  // Called instead of Begin. Sends the client the reason when it begins a call, or after a second,
-  // and closes. REQUIRES: no TLS.
+  // Called instead of Begin. Rejects the client: sends it the reason when it begins a call, or
+  // after a second, and closes. REQUIRES: no TLS.
   void Reject(CloseCause cause, const absl::Status& why);
   // Enforces the time limits. GrpcAcceptor calls it about once a second.
   void Tick(absl::Time now);
   // Closes the connection to make room for a new one, unless a call has begun on it meanwhile. A
   // lingering connection is closed at once.
   void Evict();
-  // Closes the connection, which ends all its calls, and sends the client the reason.
-  void Refuse(CloseCause cause, absl::Status why);
+  // Sends the client the reason and closes the connection, which ends all its calls.
+  void CloseWithReason(CloseCause cause, absl::Status why);
   // Closes the connection if it was not handed to gRPC yet. Otherwise gRPC closes it at shutdown.
   void CloseIfOpening();
   void Abort();
@@ -139,17 +142,18 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   void OnClientRead(Error error, std::size_t size);
   void OnClientEnd();
   bool ConnectToGrpc();
-  void WriteServer(boost::asio::const_buffer bytes);
-  // Direction to the client: bytes from gRPC and our own frames.
-  void ContinueToClient();
-  void OnServerRead(Error error, std::size_t size);
+  void WriteGrpc(boost::asio::const_buffer bytes);
+  // Direction to the client: bytes from gRPC and our own frames. ContinueSendingToClient starts the
+  // next read from gRPC or write to the client.
+  void ContinueSendingToClient();
+  void OnGrpcRead(Error error, std::size_t size);
   void WriteClient(boost::asio::const_buffer bytes);
 
   void ResetLateStreams(const std::vector<std::uint32_t>& late);
   void CloseWithGoAway(CloseCause cause, const absl::Status& why);
   void SendHeldGoAway();
   void Linger();
-  void CloseServer();
+  void CloseGrpc();
   void Close();
   void UpdateCounts();
   void SetUnfinishedBytes(std::int64_t bytes);
@@ -163,11 +167,11 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   State state_ = State::kOpening;
   absl::Time state_since_;
   FrameGuard guard_;
-  std::optional<boost::asio::local::stream_protocol::socket> server_;  // our end of the pair
-  Buffer from_client_, from_server_;
-  bool is_writing_to_server_ = false;
+  std::optional<boost::asio::local::stream_protocol::socket> grpc_socket_;  // our end of the pair
+  Buffer from_client_, from_grpc_;
+  bool is_writing_to_grpc_ = false;
   bool has_client_ended_ = false;  // the client has closed its direction
-  bool has_server_sent_ = false;
+  bool has_grpc_sent_ = false;
   bool is_busy_ = false;                             // last value reported to the host
   absl::Time write_begun_ = absl::InfiniteFuture();  // start of the pending write to the client
   std::string own_frames_, own_frames_being_written_;

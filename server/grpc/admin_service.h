@@ -2,7 +2,7 @@
 
 // quire.v1.AdminService: the control plane.
 //
-// Place:      registered with the admin listener only (server.admin.listen).
+// Place:      registered with the control listener only (server.admin.listen).
 // Invariants: methods that are not implemented return UNIMPLEMENTED / FEATURE_UNSUPPORTED. No
 //             response contains text of a prompt or an output.
 // Threads:    gRPC's callback threads, and the service's own workers for calls that wait.

@@ -31,7 +31,7 @@ namespace {
 constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
 // Maximum time for one message to arrive. A message of 16 MiB then needs 280 KiB/s.
 constexpr absl::Duration kMessageTimeout = absl::Seconds(60);
-// Maximum time for a client to read one write of at most 64 KiB. This limit detects clients that
+// Maximum duration of one write of at most 64 KiB to a client. This limit detects clients that
 // vanished without closing. Slow readers are limited by gRPC's flow control and
 // stream.slow_client_timeout.
 constexpr absl::Duration kWriteStall = absl::Seconds(60);
@@ -69,9 +69,10 @@ void ApplyTransport(const GrpcTransportOptions& options, grpc::ServerBuilder* bu
       {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(keepalive.timeout)},
       {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
        Milliseconds(keepalive.min_ping_interval)},
-      // With 1, gRPC would also ping connections without calls. Clients often read nothing until
-      // their next call, so gRPC would close the connection and that call would fail ("Socket
-      // closed"). The client's own pings without calls are permitted by max_ping_strikes instead.
+      // The value 1 would make gRPC ping connections without calls. Clients often read nothing
+      // until their next call, so gRPC would close the connection and that call would fail ("Socket
+      // closed"). The number of pings that clients may send without calls is set by
+      // GRPC_ARG_HTTP2_MAX_PING_STRIKES.
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0},
       {GRPC_ARG_HTTP2_MAX_PING_STRIKES, MaxIdlePings(keepalive)},
       {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTimeout)},
@@ -199,7 +200,7 @@ void GrpcListener::CheckReachable() {
   if (!fd.ok()) return;
   state_->calls.Begin(grpc::CreateInsecureChannelFromFd("self", *fd), absl::Seconds(5),
                       [state = state_.get()](const grpc::Status& status) {
-                        // Any status of the server counts as an answer.
+                        // gRPC returns these two codes itself if the server does not answer.
                         if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
                             status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
                           state->reachability.RecordAnswer();

@@ -4,9 +4,9 @@
 //
 // Place:      inside GrpcListener.
 // Invariants: channels and calls are destroyed only by Begin and End, after the calls were
-//             answered. Destroying them in a callback would abort the process. With the last
-//             channel, gRPC destroys its callback threads, including the thread that runs the
-//             callback (gRPC 1.51: "assertion failed: prior > 0").
+//             answered. Destroying them in a callback would abort the process. gRPC destroys its
+//             callback threads together with the last channel. One of them would be the thread that
+//             runs the callback (gRPC 1.51: "assertion failed: prior > 0").
 // Threads:    one thread at a time calls Begin and End. Answers arrive on threads of gRPC.
 
 #include <functional>

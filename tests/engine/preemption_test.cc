@@ -20,7 +20,7 @@ class PreemptionTest : public ::testing::Test {
     for (std::uint64_t i = 1; i <= 3; ++i) {
       requests_.push_back(std::make_unique<ScheduledRequest>(
           std::make_shared<AcceptedRequest>(Request{}, i, /*worker=*/0, /*output=*/nullptr)));
-      requests_.back()->prompt.limit_tokens = 1000;
+      requests_.back()->prompt.max_cached_tokens = 1000;
       requests_.back()->tenant_requests = &one_;
       Sequence& sequence = requests_.back()->first();
       sequence.Enter(SequenceState::kQueued);

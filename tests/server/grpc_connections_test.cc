@@ -155,7 +155,8 @@ TEST_F(GrpcConnectionsTest, CountsStayCorrectAfterRandomOperations) {
         connections_.EvictOne(random() % 2 == 0 ? network : "");
         break;
       default:
-        if (any != nullptr) any->Refuse(CloseCause::kMemory, absl::ResourceExhaustedError("full"));
+        if (any != nullptr)
+          any->CloseWithReason(CloseCause::kMemory, absl::ResourceExhaustedError("full"));
     }
     if (random() % 2 == 0) Poll();
     ASSERT_TRUE(connections_.CheckIntegrity().ok()) << connections_.CheckIntegrity();

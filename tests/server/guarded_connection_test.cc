@@ -286,7 +286,7 @@ TEST_F(GuardedConnectionTest, ClosesWithoutAFrameIfItMayNotLinger) {
 }
 
 TEST_F(GuardedConnectionTest, ConnectionThatGrpcClosesLingersInItsPlaceUntilItIsEvicted) {
-  may_linger_ = false;  // only refused and evicted connections need permission
+  may_linger_ = false;  // only connections that get a GOAWAY frame need permission
   SendThrough(kCall);
   Send(grpc_, kServerSettings);
   to_grpc_ = FileDescriptor();

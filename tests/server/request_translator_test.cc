@@ -299,7 +299,7 @@ TEST(RequestTranslatorTest, ForcedCallsBecomeAConstraint) {
   ASSERT_EQ(named->constraint->tags.size(), 1u);
   EXPECT_EQ(named->constraint->tags[0].begin, "g");
   EXPECT_FALSE(translate("hermes", "tool_choice: TOOL_CHOICE_AUTO")->constraint.has_value());
-  // Options sets no reasoning option, which the generic format requires.
+  // Options has no reasoning markers, so reasoning is not allowed in the generic format.
   const auto generic = translate("generic", "tool_choice: TOOL_CHOICE_REQUIRED");
   ASSERT_TRUE(generic.ok()) << generic.status();
   EXPECT_FALSE(generic->constraint->starts_after_reasoning);

@@ -576,7 +576,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
     QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate own, LoadRequestTemplate(chat.template_text));
     return RenderLoaded(std::string(kRequestName), own, chat, wall_now);
   }
-  // In the generic format, the template gets no tools.
+  // In the format kGenericFormat, the template gets no tools.
   const bool has_tools = !chat.tools.empty() && !generic_template_.has_value();
   QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name, has_tools));
   return RenderLoaded(NameFor(chat.template_name, has_tools), *chosen, chat, wall_now);

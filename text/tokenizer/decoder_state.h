@@ -17,8 +17,8 @@ namespace quire::text {
 // The part of the decoded text that affects the bytes of the next token. By default nothing has
 // been decoded.
 struct DecoderState {
-  // Returns a state in which every token produces Decoder::bytes at any position. The rules about
-  // the start of a text then do not apply.
+  // Returns a state without the rules about the start of a text. Every token then produces its
+  // Decoder::bytes.
   static DecoderState Verbatim() {
     return {.is_first = false,
             .is_verbatim = true,
@@ -28,10 +28,10 @@ struct DecoderState {
 
   bool is_first = true;      // no token has been decoded
   bool is_verbatim = false;  // see Verbatim
-  // Number of characters that Strip after Fuse has removed; at least the limit if nothing more may
-  // be removed.
+  // Number of characters that Strip after Fuse has removed at the start. Stripping ends at the
+  // maximum number, and any other character sets the number to that maximum.
   std::uint32_t stripped = 0;
-  std::string strip_prefix;  // prefix of a character that may have to be stripped
+  std::string strip_prefix;  // buffered first bytes of a character that may be stripped
 };
 
 // The state at which a Detokenizer begins; by default the start of a text.

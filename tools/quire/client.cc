@@ -43,7 +43,7 @@ using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
 // Calls `on_field` with each length-delimited field of a serialized message and skips other fields.
-// Debian does not package google/rpc/*.proto, and three fields do not need a generated class.
+// Replaces the generated classes of google/rpc/*.proto, which Debian does not package.
 template <typename OnField>
 bool ForEachBytesField(const std::string& bytes, OnField on_field) {
   CodedInputStream input(reinterpret_cast<const std::uint8_t*>(bytes.data()),
@@ -105,7 +105,7 @@ bool UsesTls(const CommonOptions& options) {
 absl::Status TakeToken(absl::string_view contents, std::string* token) {
   const absl::string_view line =
       absl::StripAsciiWhitespace(contents.substr(0, contents.find('\n')));
-  // gRPC aborts on other bytes and prints the token.
+  // Other bytes would make gRPC abort the process with a message that contains the token.
   if (line.empty() || !absl::c_all_of(line, absl::ascii_isgraph)) {
     return absl::InvalidArgumentError(
         "the first line is not a token of printable ASCII characters");
@@ -218,7 +218,7 @@ std::string DefaultAdminAddress(int port_offset) {
   folders.push_back(absl::StrCat(error ? "/tmp" : temporary.string(), "/quire-", geteuid()));
   for (const std::string& folder : folders) {
     if (!std::filesystem::exists(folder + file, error)) continue;
-    // Another user with write access could have created the socket.
+    // Another user could have created the socket in a folder that is not private.
     const absl::Status is_ours =
         folder == folders.front() ? absl::OkStatus() : CheckPrivateDir(folder);
     if (is_ours.ok()) return absl::StrCat("unix:", folder, file);
@@ -232,7 +232,7 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
       app, "--address", "address of the data listener: host, host:port, a URL or unix:PATH",
       kDefaultPort, &options->use_tls, &options->address);
   const CLI::Option* const admin =
-      AddAddressOption(app, "--admin", "address of the control listener, unix:PATH or host:port",
+      AddAddressOption(app, "--admin", "address of the control listener: unix:PATH or host:port",
                        /*default_port=*/0, &options->use_tls, &options->admin);
   // CLI11 runs this callback after it has parsed all arguments and stored the options above.
   app->add_option_function<int>(
@@ -243,8 +243,8 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
            }
            if (admin->empty()) options->admin = DefaultAdminAddress(offset);
          },
-         "find the daemon that was started with the same --port-offset; has no effect on --address "
-         "and --admin")
+         "find the daemon that was started with the same --port-offset; does not change an address "
+         "given with --address or --admin")
       ->check(CLI::Range(0, server::kMaxPort - kDefaultPort))
       ->type_name("N")
       ->take_last();
@@ -258,11 +258,10 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
       return absl::OkStatus();
     };
   };
-  AddFileOption(
-      app, "--tls-ca",
-      "PEM file with the CAs that verify the server's certificate; turns TLS on (default with "
-      "https://: the CAs of the system)",
-      keep(&options->tls_ca));
+  AddFileOption(app, "--tls-ca",
+                "PEM file with the CAs that verify the server's certificate; turns TLS on; an "
+                "https:// address without --tls-ca uses the CAs of the system",
+                keep(&options->tls_ca));
   CLI::Option* const cert = AddFileOption(app, "--tls-cert", "PEM file with the client certificate",
                                           keep(&options->tls_cert));
   CLI::Option* const key = AddFileOption(

@@ -167,7 +167,7 @@ ExpressionParser::Result ExpressionParser::ParseNot() {
 }
 
 // Consumes a comparison operator and sets `*found`. Returns false if there is none.
-bool ExpressionParser::CompareOperator(Operator* found) {
+bool ExpressionParser::SkipCompareOperator(Operator* found) {
   constexpr std::pair<absl::string_view, Operator> kOperators[] = {
       {"==", Operator::kEqual},     {"!=", Operator::kNotEqual}, {"<", Operator::kLess},
       {"<=", Operator::kLessEqual}, {">", Operator::kGreater},   {">=", Operator::kGreaterEqual}};
@@ -193,14 +193,14 @@ ExpressionParser::Result ExpressionParser::ParseCompare() {
   const Position position = current().position;
   QUIRE_ASSIGN_OR_RETURN(ExprPtr left, ParseSum());
   Operator op;
-  if (!CompareOperator(&op)) return left;
+  if (!SkipCompareOperator(&op)) return left;
   ExprPtr node = Make(ExprKind::kCompare, position);
   QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
   do {
     node->operators.push_back(op);
     QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseSum());
     QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
-  } while (CompareOperator(&op));
+  } while (SkipCompareOperator(&op));
   return node;
 }
 
@@ -415,7 +415,8 @@ ExpressionParser::Result ExpressionParser::ParseFilterOrTest(ExprPtr node) {
   }
 }
 
-absl::StatusOr<ExprPtr> ExpressionParser::ParseFilters(ExprPtr input) {
+absl::StatusOr<ExprPtr> ExpressionParser::ParseFilters() {
+  ExprPtr input;
   do {
     QUIRE_ASSIGN_OR_RETURN(input, ParseFilter(std::move(input)));
   } while (SkipOperator("|"));

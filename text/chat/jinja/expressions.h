@@ -53,8 +53,9 @@ class ExpressionParser {
   absl::StatusOr<ExprPtr> ParseExpression(bool with_conditional = true);
   // Parses one expression, or a tuple of several with commas between them.
   absl::StatusOr<ExprPtr> ParseTuple(bool with_conditional);
-  // Parses "| name(...) | ...", applied to `input` (null: the text of a block).
-  absl::StatusOr<ExprPtr> ParseFilters(ExprPtr input);
+  // Parses the filters "name(...) | name(...) ..." of a block. The first filter has no input
+  // expression, because its input is the text of the block.
+  absl::StatusOr<ExprPtr> ParseFilters();
   // Parses the target of set or for. `with_attributes` allows ns.name.
   absl::StatusOr<Target> ParseTarget(bool with_attributes);
 
@@ -102,7 +103,7 @@ class ExpressionParser {
                      const std::vector<std::pair<absl::string_view, Operator>>& operators);
   absl::Status ParseArguments(Expr* call);
   bool EndsTuple() const;
-  bool CompareOperator(Operator* found);
+  bool SkipCompareOperator(Operator* found);
 
   ExprPtr Make(ExprKind kind, Position position) const;
   // Appends the child and updates the depth of the parent.

@@ -204,7 +204,7 @@ class Parser {
     }
     node->kind = StmtKind::kSetBlock;
     if (expressions_.SkipOperator("|")) {
-      QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseFilters(nullptr));
+      QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseFilters());
     }
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endset"));
     return node;
@@ -267,7 +267,7 @@ class Parser {
 
   Result ParseFilterBlock(Position position) {
     StmtPtr node = Make(StmtKind::kFilterBlock, position);
-    QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseFilters(nullptr));
+    QUIRE_ASSIGN_OR_RETURN(node->expr, expressions_.ParseFilters());
     QUIRE_ASSIGN_OR_RETURN(node->body, ParseBodyTo("endfilter"));
     return node;
   }

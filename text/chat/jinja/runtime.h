@@ -58,7 +58,8 @@ class Runtime {
   // Charges for a traversal of the whole value.
   absl::Status ChargeWalk(const Value& value) { return Charge(WeightOf(value)); }
 
-  // Charges for HashKey, which writes the parts of tuples once per nesting level.
+  // Charges for HashKey. The charge of a tuple is multiplied by its nesting depth, because HashKey
+  // copies the key of a nested tuple once per level.
   absl::Status ChargeKey(const Value& key);
   // Charges for a search through `names` names.
   absl::Status ChargeNames(std::size_t names) {
