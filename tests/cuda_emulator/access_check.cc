@@ -30,6 +30,8 @@ constexpr std::uint32_t kBytes = 4;  // bytes of memory per cell
 constexpr std::uint32_t kAllBytes = (1u << kBytes) - 1;
 constexpr std::uint32_t kMaxVector = 16;  // bytes of one lane's load or store
 
+}  // namespace
+
 // Records which thread accessed which bytes of a cell, and when. 0 means no access.
 class Record {
  public:
@@ -51,8 +53,6 @@ class Record {
  private:
   std::uint64_t bits_ = 0;
 };
-
-}  // namespace
 
 struct AccessCell {
   Record write;
