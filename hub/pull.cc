@@ -73,9 +73,9 @@ absl::Status FillDetails(const PullState& pull, absl::string_view commit, HttpCl
   QUIRE_ASSIGN_OR_RETURN(const HttpAnswer answer, Repeat(pull, [&] { return client->Head(path); }));
   if (answer.status >= 400) return AnswerError(pull.settings, pull.name, answer);
   if (!IsContentHash(answer.etag) || !answer.size_bytes || *answer.size_bytes > kMaxFileBytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(pull.settings.endpoint, " reports no valid size or no content hash for ",
-                     file->name, ", so the file cannot be verified"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        pull.settings.endpoint, " reports no SHA-256 or git hash, or no size of at most ",
+        kMaxFileBytes, " bytes, for ", file->name, ", so it cannot be verified"));
   }
   file->hash = answer.etag;
   file->size_bytes = *answer.size_bytes;

@@ -21,8 +21,10 @@ struct StepNumbers {
   StepKind kind = StepKind::kDecode;
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
-  absl::Duration wall, schedule, prepare, output;  // wall time, and host times of the stages
-  absl::Duration expected;                         // expected value of wall; zero: not known
+  absl::Duration wall;
+  // Host times of the stages. Of a step that ran alone, the rest of `wall` is the runner's time.
+  absl::Duration schedule, prepare, output;
+  absl::Duration expected;  // expected value of wall; zero: not known
 };
 
 class StepProbe {

@@ -72,7 +72,7 @@ void DecodePlanner::AddRows(const Admission& admission) {
   std::uint32_t limit = draft_->budget();
   const std::uint32_t without_prompts = limit > page_size_ ? limit - page_size_ : limit;
   // If the decode rows and a page of prompt tokens both fit, the limit need not be lowered, and
-  // AnyMayStart is not called.
+  // AnyMayStart is not called. A budget of at most one page is never lowered.
   if (tokens > without_prompts && (num_prompts_ > 0 || admission.AnyMayStart())) {
     limit = without_prompts;
   }

@@ -46,8 +46,9 @@ namespace internal {
 inline constexpr std::int64_t kBlock = 32;    // inputs of one tile product
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
 inline constexpr std::int64_t kPartInputs = 512;
-// With ordered pairs, rows that stay in an L2 of 1 MiB are multiplied by whole panels, so that
-// memory is read in order. The panels of a group share parts of more rows.
+// With ordered pairs and up to kSequentialElements elements of x, which fit in an L2 of 1 MiB, all
+// inputs are one part, so that memory is read in order. With more elements a part has
+// kOrderedPartInputs inputs, so that the panels of a group use a part of x while it is in L2.
 inline constexpr std::size_t kSequentialElements = std::size_t{384} << 10;
 inline constexpr std::int64_t kOrderedPartInputs = 256;
 inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group

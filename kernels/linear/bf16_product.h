@@ -25,8 +25,8 @@ struct Bf16Product {
   // True: the rows were ordered by kBf16OrderAvx512Bf16. Only kBf16MultiplyAvx512Bf16 reads such
   // rows.
   bool x_is_ordered = false;
-  // True: the weights have ordered pairs (packed_linear.h). Only kBf16MultiplyAvx512Bf16 reads
-  // them.
+  // True: the weights have ordered pairs (packed_linear.h), and x_is_ordered is true. Only
+  // kBf16MultiplyAvx512Bf16 reads them.
   bool w_is_ordered = false;
   // Probably the first weight of the next product. It is only prefetched and may point beyond the
   // matrix. Null: none.

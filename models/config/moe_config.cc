@@ -151,10 +151,11 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
     *count.value = static_cast<std::uint32_t>(given.value_or(absent));
   }
   if (std::uint64_t{moe->n_shared_experts} * moe->intermediate_size > kMaxIntermediate) {
-    return reader.Error(
-        "n_shared_experts",
-        absl::StrCat("is ", moe->n_shared_experts, ", times moe_intermediate_size ",
-                     moe->intermediate_size, " it must be at most ", kMaxIntermediate));
+    const absl::string_view key =
+        ReadsKey(family, "num_shared_experts") ? "num_shared_experts" : "n_shared_experts";
+    return reader.Error(key, absl::StrCat("is ", moe->n_shared_experts, ", and its product with ",
+                                          "moe_intermediate_size ", moe->intermediate_size,
+                                          " exceeds the limit ", kMaxIntermediate));
   }
   const std::pair<absl::string_view, std::string*> names[] = {
       {"topk_method", &moe->topk_method},

@@ -137,6 +137,11 @@ void GuardedConnection::OnClientRead(Error error, std::size_t size) {
 // Forwards the client's half-close. gRPC closes its end after it has read all bytes before the
 // half-close.
 void GuardedConnection::OnClientEnd() {
+  if (state_ == State::kLingering) {
+    // After the last pending write nothing refers to the connection, and its destructor closes it.
+    if (!held_goaway_.empty()) SendHeldGoAway();
+    return;
+  }
   if (state_ != State::kRelaying) return Close();
   has_client_ended_ = true;
   Error ignored;  // gRPC may have closed already
@@ -237,7 +242,6 @@ void GuardedConnection::Tick(absl::Time now) {
     }
     if (self->state_ == State::kLingering && now - self->state_since_ > kLingerTime) {
       if (self->held_goaway_.empty()) return self->Close();
-      self->state_since_ = now;
       return self->SendHeldGoAway();
     }
     if (self->state_ != State::kRelaying) return;
@@ -303,7 +307,7 @@ void GuardedConnection::CloseWithReason(CloseCause cause, absl::Status why) {
 
 void GuardedConnection::CloseIfOpening() {
   net::post(transport_->executor(), [self = shared_from_this()] {
-    if (self->state_ == State::kOpening) self->Close();
+    if (self->state_ == State::kOpening || !self->held_goaway_.empty()) self->Close();
   });
 }
 
@@ -312,9 +316,10 @@ void GuardedConnection::Abort() {
 }
 
 // The GOAWAY frame names the last call that gRPC may have received, so the client can retry later
-// calls. A rejected client gets the frame after its first call. A client with gRPC's C++ core
-// (1.85) that reads the frame directly after the first SETTINGS can retry its call on the ended
-// connection in a busy loop until the call's deadline.
+// calls. A rejected client gets the frame when it begins its first call or closes its direction, or
+// after kLingerTime. A client with gRPC's C++ core (1.85) that reads the frame directly after the
+// first SETTINGS can retry its call on the ended connection in a busy loop until the call's
+// deadline.
 void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& why) {
   if (state_ == State::kLingering || state_ == State::kClosed) return;
   host_->count_closed(peer_, cause, why.message());
@@ -331,6 +336,7 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
 }
 
 void GuardedConnection::SendHeldGoAway() {
+  state_since_ = MonotonicNow();
   own_frames_ += std::exchange(held_goaway_, {});
   // A pending write calls ContinueSendingToClient when it has completed.
   if (write_begun_ == absl::InfiniteFuture()) ContinueSendingToClient();

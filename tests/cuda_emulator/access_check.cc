@@ -33,11 +33,11 @@ constexpr std::uint32_t kMaxVector = 16;  // bytes of one lane's load or store
 }  // namespace
 
 // Records which thread accessed which bytes of a cell, and when. 0 means no access.
-class Record {
+class AccessRecord {
  public:
-  Record() = default;
-  Record(std::uint32_t block, std::uint32_t member, std::uint32_t clock, std::uint32_t bytes,
-         bool is_atomic)
+  AccessRecord() = default;
+  AccessRecord(std::uint32_t block, std::uint32_t member, std::uint32_t clock, std::uint32_t bytes,
+               bool is_atomic)
       : bits_(std::uint64_t{block} << 38 | std::uint64_t{member} << 27 |
               std::uint64_t{clock & kMaxClock} << 5 | bytes << 1 | (is_atomic ? 1u : 0u)) {}
   std::uint32_t block() const { return static_cast<std::uint32_t>(bits_ >> 38); }
@@ -46,8 +46,10 @@ class Record {
   std::uint32_t bytes() const { return static_cast<std::uint32_t>(bits_ >> 1 & kAllBytes); }
   bool is_atomic() const { return (bits_ & 1) != 0; }
   bool is_empty() const { return bits_ == 0; }
-  bool SameAccess(const Record& other) const { return ((bits_ ^ other.bits_) & ~0x1eull) == 0; }
-  bool SameThread(const Record& other) const { return (bits_ ^ other.bits_) >> 27 == 0; }
+  bool SameAccess(const AccessRecord& other) const {
+    return ((bits_ ^ other.bits_) & ~0x1eull) == 0;
+  }
+  bool SameThread(const AccessRecord& other) const { return (bits_ ^ other.bits_) >> 27 == 0; }
   void AddBytes(std::uint32_t bytes) { bits_ |= std::uint64_t{bytes} << 1; }
 
  private:
@@ -55,8 +57,8 @@ class Record {
 };
 
 struct AccessCell {
-  Record write;
-  Record reads[2];  // of two threads, the later first
+  AccessRecord write;
+  AccessRecord reads[2];  // of two threads, the later first
   // Offsets from the start of the program.
   std::uint32_t write_code = 0;
   std::uint32_t read_code = 0;
@@ -100,7 +102,7 @@ Cell* SharedCells() {
 }
 
 // The cases that IsOrdered does not decide.
-[[gnu::noinline]] bool IsOrderedByOther(const Record& record, const Thread& thread,
+[[gnu::noinline]] bool IsOrderedByOther(const AccessRecord& record, const Thread& thread,
                                         bool for_async_proxy) {
   const ThreadClock& clock = thread.clock;
   const Seen& seen = *clock.seen;
@@ -121,7 +123,7 @@ Cell* SharedCells() {
   return false;
 }
 
-[[gnu::always_inline]] inline bool IsOrdered(const Record& record, const Thread& thread,
+[[gnu::always_inline]] inline bool IsOrdered(const AccessRecord& record, const Thread& thread,
                                              bool for_async_proxy) {
   if (record.block() < launches.overlapped) return true;
   if (record.block() == thread.block && !for_async_proxy) {
@@ -146,7 +148,7 @@ const char* Verb(Access access) {
 }
 
 // Describes the thread that made the access of a record.
-std::string Who(const Record& record, const Thread& thread) {
+std::string Who(const AccessRecord& record, const Thread& thread) {
   if (record.block() < launches.first) {
     std::string name = "an earlier kernel";
     for (const auto& [first, of] : launches.names) {
@@ -160,7 +162,8 @@ std::string Who(const Record& record, const Thread& thread) {
   return record.member() < NumThreads() ? absl::StrCat("thread ", record.member()) : "a bulk copy";
 }
 
-std::string Missing(const Record& record, const Thread& thread, const void* p, Access access) {
+std::string Missing(const AccessRecord& record, const Thread& thread, const void* p,
+                    Access access) {
   if (record.block() < launches.first) return "DependencyWait has not been called";
   if (record.block() != thread.block && !IsSharedPointer(p))
     return "no fence and atomic order the blocks";
@@ -180,12 +183,12 @@ struct Doing {
   const Thread& thread;
   const Access access;
   const std::uint32_t code;
-  const Record record;  // of no bytes
+  const AccessRecord record;  // of no bytes
 };
 
 // `earlier` is a record of the cell of p.
-[[noreturn]] [[gnu::cold]] void ReportRace(const Cell& cell, const Record& earlier, const void* p,
-                                           const Doing& now) {
+[[noreturn]] [[gnu::cold]] void ReportRace(const Cell& cell, const AccessRecord& earlier,
+                                           const void* p, const Doing& now) {
   const bool earlier_writes = &earlier == &cell.write;
   const std::uint32_t code = earlier_writes ? cell.write_code : cell.read_code;
   Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
@@ -208,9 +211,9 @@ struct Doing {
 
 // Removes a cell's records of clusters whose shared memory was there before.
 void ForgetBefore(Cell* cell, std::uint32_t first_block) {
-  if (cell->write.block() < first_block) cell->write = Record();
-  for (Record& read : cell->reads) {
-    if (read.block() < first_block) read = Record();
+  if (cell->write.block() < first_block) cell->write = AccessRecord();
+  for (AccessRecord& read : cell->reads) {
+    if (read.block() < first_block) read = AccessRecord();
   }
 }
 
@@ -218,9 +221,9 @@ void ForgetBefore(Cell* cell, std::uint32_t first_block) {
                                              const Doing& now) {
   const Thread& thread = now.thread;
   const Access access = now.access;
-  Record own = now.record;
+  AccessRecord own = now.record;
   own.AddBytes(bytes);
-  const auto overlaps = [bytes](const Record& r) { return (r.bytes() & bytes) != 0; };
+  const auto overlaps = [bytes](const AccessRecord& r) { return (r.bytes() & bytes) != 0; };
   const bool writes = access == Access::kWrite || access == Access::kAtomic;
   const bool both_atomic = access == Access::kAtomic && cell->write.is_atomic();
   if (overlaps(cell->write) && !both_atomic && !cell->write.SameAccess(own) &&
@@ -234,12 +237,12 @@ void ForgetBefore(Cell* cell, std::uint32_t first_block) {
     cell->reads[0] = own;
     return;
   }
-  for (Record& read : cell->reads) {
+  for (AccessRecord& read : cell->reads) {
     if (!overlaps(read)) continue;
     if (!IsOrdered(read, thread, /*for_async_proxy=*/false)) {
       ReportRace(*cell, read, p, now);
     }
-    read = Record();
+    read = AccessRecord();
   }
   cell->write_code = now.code;
   if (cell->write.SameAccess(own)) return cell->write.AddBytes(bytes);
@@ -374,7 +377,7 @@ void EndCopy(std::uint32_t address, std::uint32_t bytes, std::uint32_t member, s
   if (!is_checking) return;
   SharedBytes& states = *shared_bytes;
   Cell* const cells = SharedCells();
-  const Record record(CurrentBlockNumber(), member, clock, kAllBytes, /*is_atomic=*/false);
+  const AccessRecord record(CurrentBlockNumber(), member, clock, kAllBytes, /*is_atomic=*/false);
   for (std::uint32_t i = address / kBytes; i < (address + bytes) / kBytes; ++i) {
     --states.copies[i];
     cells[i].write = record;

@@ -339,6 +339,9 @@ TEST(HybridConfigTest, RejectsUnsupportedKeysByKeyAndValue) {
       {"lfm2-bf16", {{"block_ffn_dim_multiplier", 0}}, "block_ffn_dim_multiplier is 0"},
       {"kimi-linear-bf16", {{"mla_use_nope", false}}, "mla_use_nope false"},
       {"kimi-linear-bf16",
+       {{"num_shared_experts", 4096}, {"moe_intermediate_size", 1 << 20}},
+       "num_shared_experts is 4096"},
+      {"kimi-linear-bf16",
        {{"moe_router_activation_func", "softmax"}},
        "activation_func \"softmax"},
   };

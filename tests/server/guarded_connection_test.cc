@@ -386,5 +386,46 @@ TEST_F(OpeningConnectionTest, ClientGetsTheReasonIfNoDescriptorIsAvailable) {
   EXPECT_THAT(causes_, ElementsAre(CloseCause::kNoResource));
 }
 
+// The client is rejected before its first call and has received SETTINGS.
+class RejectedConnectionTest : public ConnectionFixture {
+ protected:
+  RejectedConnectionTest() {
+    connect_ = absl::ResourceExhaustedError("no room");
+    Send(client_, kPreface);
+    EXPECT_TRUE(Becomes([this] { return from_server_ == EmptySettingsFrame(); }));
+    EXPECT_THAT(causes_, ElementsAre(CloseCause::kNoResource));
+    from_server_.clear();
+  }
+
+  void ExpectReason() {
+    EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+    EXPECT_EQ(from_server_, GoAwayFrame(0, Http2Code::kEnhanceYourCalm, "no room"));
+  }
+};
+
+TEST_F(RejectedConnectionTest, FirstCallGetsTheReason) {
+  Send(client_, kCall);
+  ExpectReason();
+}
+
+TEST_F(RejectedConnectionTest, ClientWithoutACallGetsTheReasonAfterASecond) {
+  TickAfter(absl::Milliseconds(900));
+  Poll();
+  EXPECT_FALSE(has_client_ended_);
+  TickAfter(absl::Seconds(2));
+  ExpectReason();
+}
+
+TEST_F(RejectedConnectionTest, ClientThatClosesItsDirectionGetsTheReason) {
+  client_.ours.shutdown(Local::socket::shutdown_send);
+  ExpectReason();
+}
+
+TEST_F(RejectedConnectionTest, ClosesWhenTheProcessEnds) {
+  connection_->CloseIfOpening();
+  EXPECT_TRUE(Becomes([this] { return has_client_ended_; }));
+  EXPECT_EQ(from_server_, "");
+}
+
 }  // namespace
 }  // namespace quire::server

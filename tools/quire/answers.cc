@@ -167,8 +167,9 @@ class Client {
     if (lines.size() == wanted && has_tokens) return;
     Fail(absl::StrCat("request ", number),
          {grpc::StatusCode::INTERNAL,
-          absl::StrCat("has ", lines.size(), " choices, must have ", wanted,
-                       has_tokens ? "" : "; a choice has no log-probabilities")});
+          lines.size() == wanted
+              ? "has a choice without log-probabilities"
+              : absl::StrCat("has ", lines.size(), " choices, must have ", wanted)});
   }
 
   void RunRequests() {
