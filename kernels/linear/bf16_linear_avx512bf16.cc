@@ -12,8 +12,8 @@
 //
 // All inputs of an ordered panel in a product are multiplied before the next panel, so that memory
 // is read in order. At 40 to 50 GB/s this gave 1.2 to 1.3 times the bandwidth of jumps between
-// panels every 16 KiB, at 64 to 85 GB/s 0.97 to 1.33 times. Tiles prefetch the next weights, because
-// out-of-order execution alone keeps too few loads in flight.
+// panels every 16 KiB, at 64 to 85 GB/s 0.97 to 1.33 times. Tiles prefetch the next weights,
+// because out-of-order execution alone keeps too few loads in flight.
 
 #include "kernels/linear/bf16_product.h"
 

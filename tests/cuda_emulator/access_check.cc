@@ -30,14 +30,12 @@ constexpr std::uint32_t kBytes = 4;  // bytes of memory per cell
 constexpr std::uint32_t kAllBytes = (1u << kBytes) - 1;
 constexpr std::uint32_t kMaxVector = 16;  // bytes of one lane's load or store
 
-}  // namespace
-
 // Records which thread accessed which bytes of a cell, and when. 0 means no access.
-class AccessRecord {
+class Record {
  public:
-  AccessRecord() = default;
-  AccessRecord(std::uint32_t block, std::uint32_t member, std::uint32_t clock, std::uint32_t bytes,
-               bool is_atomic)
+  Record() = default;
+  Record(std::uint32_t block, std::uint32_t member, std::uint32_t clock, std::uint32_t bytes,
+         bool is_atomic)
       : bits_(std::uint64_t{block} << 38 | std::uint64_t{member} << 27 |
               std::uint64_t{clock & kMaxClock} << 5 | bytes << 1 | (is_atomic ? 1u : 0u)) {}
   std::uint32_t block() const { return static_cast<std::uint32_t>(bits_ >> 38); }
@@ -46,19 +44,19 @@ class AccessRecord {
   std::uint32_t bytes() const { return static_cast<std::uint32_t>(bits_ >> 1 & kAllBytes); }
   bool is_atomic() const { return (bits_ & 1) != 0; }
   bool is_empty() const { return bits_ == 0; }
-  bool SameAccess(const AccessRecord& other) const {
-    return ((bits_ ^ other.bits_) & ~0x1eull) == 0;
-  }
-  bool SameThread(const AccessRecord& other) const { return (bits_ ^ other.bits_) >> 27 == 0; }
+  bool SameAccess(const Record& other) const { return ((bits_ ^ other.bits_) & ~0x1eull) == 0; }
+  bool SameThread(const Record& other) const { return (bits_ ^ other.bits_) >> 27 == 0; }
   void AddBytes(std::uint32_t bytes) { bits_ |= std::uint64_t{bytes} << 1; }
 
  private:
   std::uint64_t bits_ = 0;
 };
 
+}  // namespace
+
 struct AccessCell {
-  AccessRecord write;
-  AccessRecord reads[2];  // of two threads, the later first
+  Record write;
+  Record reads[2];  // of two threads, the later first
   // Offsets from the start of the program.
   std::uint32_t write_code = 0;
   std::uint32_t read_code = 0;
@@ -102,7 +100,7 @@ Cell* SharedCells() {
 }
 
 // The cases that IsOrdered does not decide.
-[[gnu::noinline]] bool IsOrderedByOther(const AccessRecord& record, const Thread& thread,
+[[gnu::noinline]] bool IsOrderedByOther(const Record& record, const Thread& thread,
                                         bool for_async_proxy) {
   const ThreadClock& clock = thread.clock;
   const Seen& seen = *clock.seen;
@@ -123,7 +121,7 @@ Cell* SharedCells() {
   return false;
 }
 
-[[gnu::always_inline]] inline bool IsOrdered(const AccessRecord& record, const Thread& thread,
+[[gnu::always_inline]] inline bool IsOrdered(const Record& record, const Thread& thread,
                                              bool for_async_proxy) {
   if (record.block() < launches.overlapped) return true;
   if (record.block() == thread.block && !for_async_proxy) {
@@ -148,7 +146,7 @@ const char* Verb(Access access) {
 }
 
 // Describes the thread that made the access of a record.
-std::string Who(const AccessRecord& record, const Thread& thread) {
+std::string Who(const Record& record, const Thread& thread) {
   if (record.block() < launches.first) {
     std::string name = "an earlier kernel";
     for (const auto& [first, of] : launches.names) {
@@ -162,8 +160,7 @@ std::string Who(const AccessRecord& record, const Thread& thread) {
   return record.member() < NumThreads() ? absl::StrCat("thread ", record.member()) : "a bulk copy";
 }
 
-std::string Missing(const AccessRecord& record, const Thread& thread, const void* p,
-                    Access access) {
+std::string Missing(const Record& record, const Thread& thread, const void* p, Access access) {
   if (record.block() < launches.first) return "DependencyWait has not been called";
   if (record.block() != thread.block && !IsSharedPointer(p))
     return "no fence and atomic order the blocks";
@@ -183,12 +180,12 @@ struct Doing {
   const Thread& thread;
   const Access access;
   const std::uint32_t code;
-  const AccessRecord record;  // of no bytes
+  const Record record;  // of no bytes
 };
 
 // `earlier` is a record of the cell of p.
-[[noreturn]] [[gnu::cold]] void ReportRace(const Cell& cell, const AccessRecord& earlier,
-                                           const void* p, const Doing& now) {
+[[noreturn]] [[gnu::cold]] void ReportRace(const Cell& cell, const Record& earlier, const void* p,
+                                           const Doing& now) {
   const bool earlier_writes = &earlier == &cell.write;
   const std::uint32_t code = earlier_writes ? cell.write_code : cell.read_code;
   Fatal(absl::StrCat("thread ", now.thread.index, " ", Verb(now.access), " ", DescribeMemory(p),
@@ -211,9 +208,9 @@ struct Doing {
 
 // Removes a cell's records of clusters whose shared memory was there before.
 void ForgetBefore(Cell* cell, std::uint32_t first_block) {
-  if (cell->write.block() < first_block) cell->write = AccessRecord();
-  for (AccessRecord& read : cell->reads) {
-    if (read.block() < first_block) read = AccessRecord();
+  if (cell->write.block() < first_block) cell->write = Record();
+  for (Record& read : cell->reads) {
+    if (read.block() < first_block) read = Record();
   }
 }
 
@@ -221,9 +218,9 @@ void ForgetBefore(Cell* cell, std::uint32_t first_block) {
                                              const Doing& now) {
   const Thread& thread = now.thread;
   const Access access = now.access;
-  AccessRecord own = now.record;
+  Record own = now.record;
   own.AddBytes(bytes);
-  const auto overlaps = [bytes](const AccessRecord& r) { return (r.bytes() & bytes) != 0; };
+  const auto overlaps = [bytes](const Record& r) { return (r.bytes() & bytes) != 0; };
   const bool writes = access == Access::kWrite || access == Access::kAtomic;
   const bool both_atomic = access == Access::kAtomic && cell->write.is_atomic();
   if (overlaps(cell->write) && !both_atomic && !cell->write.SameAccess(own) &&
@@ -237,12 +234,12 @@ void ForgetBefore(Cell* cell, std::uint32_t first_block) {
     cell->reads[0] = own;
     return;
   }
-  for (AccessRecord& read : cell->reads) {
+  for (Record& read : cell->reads) {
     if (!overlaps(read)) continue;
     if (!IsOrdered(read, thread, /*for_async_proxy=*/false)) {
       ReportRace(*cell, read, p, now);
     }
-    read = AccessRecord();
+    read = Record();
   }
   cell->write_code = now.code;
   if (cell->write.SameAccess(own)) return cell->write.AddBytes(bytes);
@@ -377,7 +374,7 @@ void EndCopy(std::uint32_t address, std::uint32_t bytes, std::uint32_t member, s
   if (!is_checking) return;
   SharedBytes& states = *shared_bytes;
   Cell* const cells = SharedCells();
-  const AccessRecord record(CurrentBlockNumber(), member, clock, kAllBytes, /*is_atomic=*/false);
+  const Record record(CurrentBlockNumber(), member, clock, kAllBytes, /*is_atomic=*/false);
   for (std::uint32_t i = address / kBytes; i < (address + bytes) / kBytes; ++i) {
     --states.copies[i];
     cells[i].write = record;

@@ -11,7 +11,7 @@
 namespace quire::cuda_emulator {
 namespace {
 
-constexpr char kMbarrierWait[] = "mbarrier at shared address";
+constexpr char kWaits[] = "mbarrier at shared address";
 constexpr std::uint32_t kMaxCount = (1u << 20) - 1;  // maximum of arrivals and of bytes, PTX ISA
 constexpr std::uint32_t kInitialized = 2;
 
@@ -52,7 +52,7 @@ void Store(std::uint32_t at, const State& state) {
 void WakeWaiters(std::uint32_t at) {
   std::vector<Thread>& threads = Threads();
   for (std::uint32_t i = 0; i < NumThreads(); ++i) {
-    if (threads[i].waits_for == kMbarrierWait && threads[i].waits_detail == at) Wake(&threads[i]);
+    if (threads[i].waits_for == kWaits && threads[i].waits_detail == at) Wake(&threads[i]);
   }
 }
 
@@ -151,7 +151,7 @@ void WaitBarrier(void* barrier, std::uint32_t parity) {
   if (parity > 1) Fatal("a wait for parity " + std::to_string(parity));
   const std::uint32_t at = BarrierAddress(barrier);
   CheckShared(*current_thread, at, 8, Access::kRead, __builtin_return_address(0));
-  while (Load(at).parity == parity) Wait(kMbarrierWait, at);
+  while (Load(at).parity == parity) Wait(kWaits, at);
   if (is_checking) Acquire(&current_thread->clock, MbarrierClockAt(at).complete[parity]);
 }
 

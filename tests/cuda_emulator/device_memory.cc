@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kAlignment = 256;
-constexpr int kDevicePoison = 0xff;
+constexpr int kPoison = 0xff;
 // Bytes poisoned at each end of a block. Memory between the ends takes no physical memory until it
 // is written, and reads as zeros.
 constexpr std::uint64_t kPoisonedBytes = std::uint64_t{512} << 20;
@@ -132,7 +132,7 @@ void CheckGuards(std::uintptr_t first, const Allocation& allocation) {
   const auto* const begin = reinterpret_cast<const std::byte*>(first);
   const auto check = [&](const std::byte* from, const std::byte* to) {
     for (const std::byte* p = from; p < to; ++p) {
-      if (*p != std::byte{kDevicePoison}) Fatal("a byte was written at " + DescribeAddress(p));
+      if (*p != std::byte{kPoison}) Fatal("a byte was written at " + DescribeAddress(p));
     }
   };
   check(allocation.pages, begin);
@@ -170,8 +170,8 @@ void* AllocateMemory(MemoryKind kind, std::uint64_t bytes) {
   if (mprotect(pages, page_bytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
   InstallFaultMessage();
   const std::uint64_t poisoned = std::min(page_bytes, kPoisonedBytes);
-  std::memset(pages, kDevicePoison, poisoned);
-  std::memset(pages + page_bytes - poisoned, kDevicePoison, poisoned);
+  std::memset(pages, kPoison, poisoned);
+  std::memset(pages + page_bytes - poisoned, kPoison, poisoned);
   std::byte* const first = pages + page_bytes - RoundUp(bytes, kAlignment);
   last_block = nullptr;
   Allocations()[reinterpret_cast<std::uintptr_t>(first)] = {

@@ -17,7 +17,7 @@ SharedBytes* shared_bytes = nullptr;
 namespace {
 
 constexpr std::uint32_t kWindow = kSharedWindow;
-constexpr std::uint32_t kSharedPoison = 0xff;
+constexpr std::uint32_t kPoison = 0xff;
 constexpr std::uint32_t kGuard = 4096;  // checked after the block's bytes
 constexpr std::uint32_t kFirst = 1024;  // bytes of guard before the block's bytes
 
@@ -38,7 +38,7 @@ Window* NewWindow() {
   const auto at = reinterpret_cast<std::uintptr_t>(raw);
   auto* base = static_cast<std::byte*>(raw) + (kWindow - at % kWindow) % kWindow;
   if (mprotect(base, kWindow, PROT_READ | PROT_WRITE) != 0) std::abort();
-  std::memset(base, kSharedPoison, kWindow);
+  std::memset(base, kPoison, kWindow);
   auto* const window = new Window;
   window->base = base;
   return window;
@@ -60,7 +60,7 @@ void PrepareShared(std::uint32_t bytes, std::uint32_t start_choice) {
   Window& window = TheWindow();
   window.begin = kFirst + 16 * (1 + start_choice % 63);
   window.end = window.begin + bytes;
-  std::memset(window.base, kSharedPoison, GuardEnd(window));
+  std::memset(window.base, kPoison, GuardEnd(window));
   if (!is_checking) return;
   std::memset(window.bytes.written, 0, GuardEnd(window) / 4);
   std::memset(window.bytes.copies, 0, GuardEnd(window) / 4);
@@ -71,12 +71,12 @@ void CheckSharedGuards() {
   const auto check = [&](std::uint32_t begin, std::uint32_t end, const char* where) {
     // Checks that each byte equals the next one and that the first is correct.
     if (begin == end ||
-        (window.base[begin] == std::byte{kSharedPoison} &&
+        (window.base[begin] == std::byte{kPoison} &&
          std::memcmp(window.base + begin, window.base + begin + 1, end - begin - 1) == 0)) {
       return;
     }
     for (std::uint32_t i = begin; i < end; ++i) {
-      if (window.base[i] == std::byte{kSharedPoison}) continue;
+      if (window.base[i] == std::byte{kPoison}) continue;
       Fatal("shared memory " + std::string(where) + " the " +
             std::to_string(window.end - window.begin) +
             " bytes of the block was written, at byte " +
@@ -147,7 +147,7 @@ std::byte* SharedPointer(std::uint32_t address, std::uint32_t bytes, std::uint32
 }
 
 void Poison(std::uint32_t address, std::uint32_t bytes) {
-  std::memset(TheWindow().base + address, kSharedPoison, bytes);
+  std::memset(TheWindow().base + address, kPoison, bytes);
 }
 
 }  // namespace quire::cuda_emulator

@@ -20,7 +20,7 @@ constexpr std::uint32_t kGroupThreads = 128;
 constexpr std::uint32_t kRows = 64;
 constexpr std::uint32_t kDepthBytes = 32;  // bytes of K per instruction
 constexpr std::uint32_t kMaxDepth = 32;
-constexpr char kWgmmaWait[] = "WgmmaWait of the warpgroup of thread";
+constexpr char kWaits[] = "WgmmaWait of the warpgroup of thread";
 
 // The fields of a 64-bit matrix descriptor.
 struct Descriptor {
@@ -351,7 +351,7 @@ void WaitProducts(std::uint32_t pending) {
   self.products_done = CountDone(self, pending);
   for (std::uint32_t t = 0; t < kGroupThreads; ++t) {
     if (!group[t].products_waited) {
-      Wait(kWgmmaWait, first);
+      Wait(kWaits, first);
       return;
     }
   }
