@@ -326,11 +326,15 @@ void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& wh
   if (!host_->try_linger(number_)) return Close();
   host_->set_phase(number_, Phase::kClosing);
   own_frames_ = has_grpc_sent_ ? "" : EmptySettingsFrame();
-  std::string goaway =
+  const std::string goaway =
       GoAwayFrame(grpc_socket_ ? guard_.last_stream() : 0,
                   why.ok() ? Http2Code::kNoError : Http2Code::kEnhanceYourCalm, why.message());
   const bool is_rejected = cause == CloseCause::kTooMany || cause == CloseCause::kNoResource;
-  (is_rejected && guard_.last_stream() == 0 ? held_goaway_ : own_frames_) += goaway;
+  if (is_rejected && guard_.last_stream() == 0) {
+    held_goaway_ = goaway;
+  } else {
+    own_frames_ += goaway;
+  }
   Linger();
   if (!grpc_socket_) ContinueSendingToClient();  // no pending operation will call it
 }

@@ -677,67 +677,7 @@ none.x.y
 """.strip("\n").split("\n")
 
 # Methods of texts, format strings, and filters of values without elements.
-METHODS = r"""
-{{ '<{}|{}>'.format('a', 'é') }}
-{{ '{1}-{0}-{1}'.format('x', 2) }}
-{{ '{r}={c!s:>5}|{c!r:*^7}|{u!a}'.format(r='q', c='ab', u='ü🎉') }}
-{{ '{0[k][1]}{0.k}'.format({'k': [1, 'v']}) }}
-{{ '{:{w}.{p}f}|{:>+{w}}'.format(2.5, 7, w=8, p=1) }}
-{{ '{{}}{0}'.format(none) }}
-{{ '{:,}|{:_}|{:012,}|{:#x}|{:#b}|{:c}|{:_x}'.format(1234567, 1234567, 1234, 255, 5, 233, 1048575) }}
-{{ '{:05d}|{:<5}|{:=+6}|{:e}|{:g}|{:.3}|{:%}|{:.1%}'.format(-42, 7, 3, 12345.678, 1e-7, 3.14159, 0.25, 0.5) }}
-{{ '{}|{:5}|{:d}|{:.2f}|{:n}'.format(true, true, true, 1, 12) }}
-{{ '{:.2}|{:05}|{:^7.3}|{:é<4}'.format('héllo', 'ab', 'abcdef', 'x') }}
-{{ '{}{}'.format(nosuch, [1, 'a']) }}
-{{ '{}'.format(1.0) }} {{ '{:.0f} {:#.3} {:z.1f}'.format(0.5, 1.0, -0.01) }}
-{{ '{a}-{b}'.format_map({'a': 1, 'b': 'z'}) }}
-{{ '%s is %d years, %5.1f%% %r' % ('Bo', 7, 12.345, 'q') }}
-{{ '%(n)-5s|%(v)05d|%(v)x' % {'n': 'a', 'v': 42} }}
-{{ '%+d % d %e %G %c %o %#X %*d %.3s' % (5, 5, 1234.5, 1e-9, 'z', 8, 255, 4, 1, 'abcdef') }}
-{{ '%s'|format('x') }} {{ '%(a)s'|format(a=3) }}
-{{ '7'.zfill(3) }} {{ '-7'.zfill(4) }} {{ '+é'.zfill(5) }} {{ 'abcd'.zfill(2) }}
-[{{ 'ab'.ljust(5) }}][{{ 'ab'.rjust(5, '*') }}][{{ 'ab'.center(5, 'é') }}][{{ 'abc'.center(6) }}]
-{{ 'Straße ΑΣ ﬁ İ'.casefold() }} {{ 'Straße ΑΣ ﬁ'.swapcase() }} {{ 'ΑΣ ΑΣΑ'.lower() }} {{ 'ŉ ß ǆ'.upper() }} {{ 'ǆ ß'.title() }}
-{{ '²'.isdigit() }}{{ '²'.isdecimal() }}{{ '½'.isnumeric() }}{{ '一'.isnumeric() }}{{ '٣'.isdecimal() }}{{ ''.isnumeric() }}
-{{ 'a_1'.isidentifier() }}{{ '1a'.isidentifier() }}{{ 'é'.isidentifier() }}{{ 'a b'.isidentifier() }}
-{{ ''.isascii() }}{{ 'é'.isascii() }}{{ 'a\n'.isprintable() }}{{ 'a b'.isprintable() }}{{ 'Ab Cd'.istitle() }}{{ 'AB'.istitle() }}
-{{ 'a\tbc\td'.expandtabs(4) }}|{{ 'a\tb'.expandtabs() }}
-{{ 'abc'.translate('abc'.maketrans('ab', 'xy', 'c')) }} {{ 'aé'.translate({97: 'AA', 233: none}) }}
-{{ 'abcabc'.find('b', 2) }} {{ 'abcabc'.rfind('c', 0, 5) }} {{ 'aaa'.count('a', 1) }} {{ 'abc'.index('c', -1) }}
-{{ 'hello world-wide (web)'|title }} {{ "they're"|title }}
-{{ [{'a': 2, 'b': 1}, {'a': 1, 'b': 9}, {'a': 1, 'b': 3}]|sort(attribute='a,b')|map(attribute='b')|join }}
-{{ none|map('upper')|list }}{{ none|selectattr('a')|list }}{{ none|rejectattr('a')|list }}{{ none|select|list }}{{ none|reject('none')|list }}
-{{ none|map(attribute='a')|join(',') }}|{{ 0|map('string')|list }}{{ false|select('x')|list }}{{ nosuch|rejectattr('a')|first }}|
-{{ [1, 2].copy() }}
-{{ none|list }}
-{{ none|join(',') }}
-{{ none|length }}
-{{ none|first }}
-{{ none|last }}
-{{ none|sum }}
-{{ none|sort }}
-{{ none|reverse }}
-{{ none|dictsort }}
-{{ none|min }}
-{{ 1|map('string')|list }}
-{{ '{' .format(1) }}
-{{ '}'.format(1) }}
-{{ '{}{0}'.format(1) }}
-{{ '{1}'.format(1) }}
-{{ '{x}'.format(1) }}
-{{ '{:d}'.format('a') }}
-{{ '{:.2d}'.format(1) }}
-{{ '{:>{w:{p}}}'.format(1, w=2, p=3) }}
-{{ '{:5}'.format(none) }}
-{{ '{!x}'.format(1) }}
-{{ '{.a.b}'.format({}) }}
-{{ '%d' % 'a' }}
-{{ '%s %s' % ('a',) }}
-{{ 'x' % 1 }}
-{{ '%(a)s' % {} }}
-{{ 'ab'.center(5, '') }}
-{{ 'ab'.ljust('x') }}
-""".strip().splitlines()
+METHODS = (HERE / "methods.txt").read_text().splitlines()
 
 STATEMENTS = [
     # if
