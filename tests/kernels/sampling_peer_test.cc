@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/sampling/sampling.h"
-#include "kernels/sampling/sampling_reference.h"
 #include "tests/kernels/kernel_test_util.h"
+#include "tests/kernels/sampling_reference.h"
 #include "tests/testing/paths.h"
 
 namespace quire::kernels {

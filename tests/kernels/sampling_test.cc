@@ -8,8 +8,8 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/sampling/sampling_reference.h"
 #include "tests/kernels/kernel_test_util.h"
+#include "tests/kernels/sampling_reference.h"
 
 namespace quire::kernels {
 namespace {

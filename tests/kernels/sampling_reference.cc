@@ -1,13 +1,14 @@
 // Reference sampler: sorts once, runs every step over the whole vocabulary, and computes
 // exponentials and logarithms in f64.
 
+#include "tests/kernels/sampling_reference.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "base/philox.h"
-#include "kernels/sampling/sampling_reference.h"
 
 namespace quire::kernels::internal {
 namespace {
