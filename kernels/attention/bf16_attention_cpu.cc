@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "kernels/attention/attention_mask.h"
 #include "kernels/attention/bf16_attention.h"
+#include "kernels/backend/exact_gate.h"
 #include "kernels/linear/bf16_linear.h"
 
 namespace quire::kernels::internal {
@@ -37,35 +38,6 @@ float Exp2(float x) {
     p = std::fma(p, r, c);
   }
   return p * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
-}
-
-// Computes Exp of simd_math-inl.h for one float. REQUIRES: x >= 0.
-float Exp(float x) {
-  const float clamped = std::min(x, 89.0f);
-  const float n = std::nearbyint(clamped * 1.44269504f);
-  float r = std::fma(-n, 0.693359375f, clamped);
-  r = std::fma(-n, -2.12194440e-4f, r);
-  float p = 1.98412698e-4f;
-  for (const float c :
-       {1.38888889e-3f, 8.33333333e-3f, 4.16666667e-2f, 1.66666667e-1f, 0.5f, 1.0f, 1.0f}) {
-    p = std::fma(p, r, c);
-  }
-  return (p + p) * std::bit_cast<float>((static_cast<std::int32_t>(n) + 126) << 23);
-}
-
-// Computes Tanh of simd_math-inl.h for one float.
-float Tanh(float x) {
-  if (std::isnan(x)) return x;
-  const float size = std::fabs(x);
-  if (size < 0.625f) {
-    const float z = x * x;
-    float p = -6.09671418e-3f;
-    for (const float c : {2.09971797e-2f, -5.38509078e-2f, 1.33327693e-1f, -3.33333284e-1f}) {
-      p = std::fma(p, z, c);
-    }
-    return std::fma(x * z, p, x);
-  }
-  return std::copysign(1.0f - 2.0f / (Exp(size + size) + 1.0f), x);
 }
 
 // The softmax state of a row over some tokens.
@@ -160,7 +132,7 @@ class Query {
     });
     if (params_.softcap == 0) return score;
     const float cap = params_.softcap * kLog2E;
-    return cap * Tanh(score / cap);
+    return cap * ExactTanh(score / cap);
   }
 
   // Returns the state over the tokens [begin, end), which are in one span.
