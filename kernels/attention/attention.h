@@ -81,10 +81,10 @@ struct AttentionParams {
 // token and head. The head size must be a multiple of 16 and at most 128 (256 over bf16 pages).
 // Products of 16-bit values are summed in f32. The reduction order (attention_work.h) differs
 // between prefill and decode tokens. Rows of q and out must be aligned to 8 bytes. On compute
-// capability 9.0, Hopper kernels replace these kernels. They require tensor maps, a head size of 64
-// to 128 (or MLA cache rows), rows aligned to 16 bytes and a positive scale. Hopper prefill
-// supports all of these pages and uses another reduction order. Hopper decode supports only bf16
-// pages and gives the same bits as portable decode.
+// capability 9.0, Hopper kernels replace these kernels. The Hopper kernels require tensor maps, a
+// head size of 64 to 128 (or MLA cache rows), rows aligned to 16 bytes and a positive scale. Hopper
+// prefill supports all of these pages and uses another reduction order. Hopper decode supports only
+// bf16 pages and gives the same bits as portable decode.
 //
 // The scalar kernel runs in all other cases. It supports heads of up to 576 columns and needs no
 // plan.
@@ -100,8 +100,8 @@ struct AttentionParams {
 // above. Each of the two MLA kernels uses one reduction order for prefill and decode tokens. Both
 // store partial results in the memory of the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
-// Returns an upper bound of the bytes of each Backend::workspace that PagedAttention uses on the
-// CPU. It holds for pages of any dtype. `group` is the number of query heads per KV head.
+// Returns an upper bound, for pages of any dtype, of the bytes of each Backend::workspace that
+// PagedAttention uses on the CPU. `group` is the number of query heads per KV head.
 std::int64_t AttentionThreadBytes(CpuActivations activations, std::uint32_t head_size,
                                   std::uint32_t kv_heads, std::uint32_t group);
 
@@ -129,8 +129,7 @@ struct AttentionItem {
   std::size_t partial_stride;
 };
 
-// Returns the number of columns of a head in scratch memory: a multiple of 16, the number of
-// virtual lanes.
+// Returns the number of columns of a head in scratch memory, which is a multiple of 16.
 constexpr std::uint32_t PaddedColumns(std::uint32_t head_size) {
   return (head_size + 15) / 16 * 16;
 }

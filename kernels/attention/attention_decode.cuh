@@ -442,9 +442,9 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
-// Called when tile left.first of the item is processed. left.end is the end of the item's tiles. At
-// the end of a span, reduces the warps' states into `reduce`. `scratch` is shared memory that no
-// pending copy writes.
+// Called after tile left.first of the item. left.end is the end of the item's tiles. If the tile is
+// the last one of a span, reduces the warps' states into `reduce`. `scratch` is shared memory that
+// no pending copy writes.
 template <typename T, std::uint32_t kColumns>
 __device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,

@@ -1,5 +1,3 @@
-// Decode over bf16 pages: attention_decode.cuh.
-
 #include "kernels/attention/attention_decode.cuh"
 
 namespace quire::kernels::attention {

@@ -1,5 +1,3 @@
-// Decode over fp8_e4m3 pages: attention_decode.cuh.
-
 #include "kernels/attention/attention_decode.cuh"
 
 namespace quire::kernels::attention {

@@ -1,5 +1,3 @@
-// Prefill over bf16 pages: attention_prefill.cuh.
-
 #include "kernels/attention/attention_prefill.cuh"
 
 namespace quire::kernels::attention {

@@ -1,5 +1,3 @@
-// Prefill over fp8_e4m3 pages: attention_prefill.cuh.
-
 #include "kernels/attention/attention_prefill.cuh"
 
 namespace quire::kernels::attention {

@@ -1,5 +1,3 @@
-// Prefill over int8 pages: attention_prefill.cuh.
-
 #include "kernels/attention/attention_prefill.cuh"
 
 namespace quire::kernels::attention {

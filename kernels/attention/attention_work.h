@@ -17,7 +17,6 @@
 
 namespace quire::kernels {
 
-// Returns a / b, rounded up.
 constexpr std::uint32_t CeilDiv(std::uint32_t a, std::uint32_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }

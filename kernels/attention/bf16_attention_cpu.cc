@@ -1,5 +1,3 @@
-// The reference implementation of attention with bf16 activations.
-
 #include <algorithm>
 #include <array>
 #include <bit>

@@ -52,7 +52,8 @@ enum class CpuActivations : std::uint8_t {
   // (kernels/attention/bf16_attention.h).
   kBF16,
 };
-// Replaces kAuto by its meaning for weights that are not bf16. Returns other values unchanged.
+// Replaces kAuto by the dtype that it selects for weights other than bf16. Other values are
+// returned unchanged.
 CpuActivations ResolveCpuActivations(CpuActivations activations);
 // Returns "auto", "int8", "f32" or "bf16".
 absl::string_view CpuActivationsName(CpuActivations activations);
@@ -119,7 +120,7 @@ class Backend {
   // op_workspace() for code outside of them.
   Workspace& workspace(int part) const { return (*workspaces_)[static_cast<std::size_t>(part)]; }
   Workspace& op_workspace() const { return workspaces_->back(); }
-  // Grows the scratch memory of every thread, because any thread may take any item.
+  // Grows the scratch memory of every thread to `bytes`, because any thread may process any item.
   void ReserveWorkspaces(std::size_t bytes) const;
   // Returns the current size of all scratch memory in bytes.
   std::int64_t scratch_bytes() const;

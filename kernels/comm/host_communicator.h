@@ -25,7 +25,6 @@ class HostCommunicator final : public Communicator {
   ~HostCommunicator() override;
 
   const Backend* backend() const override { return nullptr; }
-  // Does nothing, because each operation compares its sizes.
   absl::Status BeginStep(std::uint32_t num_rows) override;
   absl::Status AllReduceSum(std::span<float> values) override;
   absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) override;

@@ -47,7 +47,6 @@ absl::Status CheckBackends(std::span<const Backend* const> backends) {
 
 }  // namespace
 
-// State shared by the ranks.
 class NcclCommunicator::Group {
  public:
   Group(const NcclApi& api, std::uint32_t size) : api_(api), size_(size) {}

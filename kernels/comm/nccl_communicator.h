@@ -8,8 +8,8 @@
 // (tests/kernels/emulated_nccl.h).
 //
 // Steps of models on several GPUs are not captured as graphs. NCCL requires all ranks to capture
-// and launch the same operations, and cannot abort a communicator that a graph uses. It warns of
-// deadlocks if one process drives several GPUs.
+// and launch the same operations, and cannot abort a communicator that a graph uses. Its
+// documentation warns of deadlocks if one process drives several GPUs.
 
 #include <cstddef>
 #include <cstdint>
@@ -69,12 +69,10 @@ class NcclCommunicator final : public Communicator {
   class Group;
   NcclCommunicator(std::shared_ptr<Group> group, const Backend* backend, std::uint32_t rank);
 
-  // Runs one gather of the smallest and one of the largest size on all ranks.
   static absl::Status Connect(const Ranks& ranks);
   // Returns OK if `result` is success. Otherwise aborts the group with NCCL's message for `call`
   // and returns that status.
   absl::Status Check(NcclResult result, absl::string_view call);
-  // Aborts this rank's pending operations.
   void AbortPending();
 
   const std::shared_ptr<Group> group_;

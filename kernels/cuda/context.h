@@ -34,7 +34,8 @@ inline constexpr std::int64_t kCublasLtWorkspaceBytes = std::int64_t{32} << 20;
 enum class Determinism : std::uint8_t {
   kFast,            // library matrix products with algorithms that the library chooses
   kBatchInvariant,  // fixed reduction orders
-  kStrict,          // fixed reduction orders, and the row class is part of a page's key
+  // Fixed reduction orders. The class of a token (prefill or decode) is part of its page's key.
+  kStrict,
 };
 
 // Returns the bytes of device memory that a backend allocates for matrix products: its own

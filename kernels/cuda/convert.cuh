@@ -82,7 +82,7 @@ __device__ __forceinline__ std::uint32_t E4M3ToF16(std::uint32_t two) {
   return pair;
 #else
   // The sign moves to bit 15, exponent and mantissa to bits 13..7. The resulting f16 is 2^-8 times
-  // the value, also for subnormals. Pages never contain NaN.
+  // the value, also for subnormals. NaN becomes 480, but KV pages never contain NaN.
   const std::uint32_t wide = (two & 0xffu) | ((two & 0xff00u) << 8);
   const std::uint32_t bits = ((wide & 0x00800080u) << 8) | ((wide & 0x007f007fu) << 7);
   const __half2 scale = __floats2half2_rn(256.0f, 256.0f);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Lets the block of a launch that finishes last continue with the results of the other blocks.
+// Detects the last block of a launch to finish, which then processes the results of all blocks.
 
 #include <cstdint>
 
@@ -15,8 +15,8 @@ __device__ __forceinline__ bool ArrivesLast(std::uint32_t* counter, std::uint32_
                                             std::uint32_t* flag) {
   // The thread that does the atomic also does the fences. The barrier before the first fence orders
   // the block's writes before that fence. The barrier after the second fence makes the writes that
-  // the fence acquired visible to all threads. A fence in every other thread would have no effect,
-  // because no atomic of the same thread follows it.
+  // the fence acquired visible to all threads. Fences in the other threads would have no effect,
+  // because these threads do no atomic.
   cuda::SyncBlock();
   if (cuda::ThreadIndex() == 0) {
     cuda::DeviceFence();

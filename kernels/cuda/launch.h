@@ -33,16 +33,15 @@ struct LaunchShape {
   bool programmatic = false;
 };
 
-// Calls cudaLaunchKernelEx. kBytes are the sizes of the arguments on the host. The function is not
-// inlined, because tools/checks/cuda_gate.py finds its instances in object files. The gate compares
-// kBytes with the machine code, because host and device compilers lay out classes separately.
+// kBytes are the sizes of the arguments on the host. The function is not inlined, so that
+// tools/checks/cuda_gate.py finds its instances in object files. The script compares kBytes with
+// the machine code, because host and device compilers lay out classes separately.
 template <std::size_t... kBytes, typename... P>
 [[gnu::noinline]] cudaError_t Enqueue(const cudaLaunchConfig_t& config, void (*kernel)(P...),
                                       const P&... args) {
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-// Calls LoadedKernels::MaxBlocksPerSm.
 template <typename... P>
 absl::StatusOr<std::uint32_t> MaxBlocksPerSm(const CudaContext& context, const char* name,
                                              void (*kernel)(P...), const LaunchShape& shape) {

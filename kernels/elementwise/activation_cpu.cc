@@ -1,5 +1,3 @@
-// Reference implementation of the gated product.
-
 #include <cmath>
 
 #include "kernels/elementwise/activation.h"

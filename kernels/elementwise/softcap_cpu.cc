@@ -1,5 +1,3 @@
-// Reference implementation of the soft cap.
-
 #include <cmath>
 
 #include "kernels/elementwise/softcap.h"

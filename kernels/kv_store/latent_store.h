@@ -2,9 +2,8 @@
 
 // Runs between the projections of MLA and its attention. Applies rope, if the model has it, to the
 // last columns of every query head and of the row to be cached. Stores the row into its page.
-// Attention reads another array of queries, in which the other columns of each head are already
-// projected into the latent space. The rotated columns are copied into that array, after the
-// projected columns. On a GPU this is one kernel.
+// Attention reads `queries`, whose first columns are the other query columns, projected into the
+// latent space. The rotated columns are copied after these columns. On a GPU this op is one kernel.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Page copies inside one pool, for the last page of a forked sequence and for clearing pages.
+// Clears pages, and copies pages inside one pool, such as the last page of a forked sequence.
 // Scales of a quantized pool are copied with the values.
 
 #include <cstdint>

@@ -29,7 +29,6 @@ struct QkvStoreArgs {
   QueryScale q_scale;
 };
 
-// Converts QkvStoreParams to kernel arguments.
 template <typename T, typename E>
 QkvStoreArgs<T, E> QkvArgsOf(const QkvStoreParams& params, const KvView<E>& keys,
                              const KvView<E>& values) {

@@ -1,7 +1,6 @@
 // Computes raw log-probabilities of rows whose token is known. The sum of exponentials has the
-// order of the CPU (parts of 4096 logits, 16 virtual lanes, parts added in order in f64). The
-// token's rank and the n best ids use the same search by digits as sampling. The host computes the
-// logarithm, so results equal those of the CPU bit for bit.
+// order of the CPU (sampling.h). The token's rank and the n best ids use the same search by digits
+// as sampling. The host computes the logarithm, so results equal those of the CPU bit for bit.
 
 #include <cstdint>
 

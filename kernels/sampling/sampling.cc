@@ -21,9 +21,9 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// A token whose x is this far below the best candidate has mass 0 in top-p and cannot be sampled.
-// Its weight exp(x - max x) is at most 7e-13 and its e (step 10) at least 2^-33, so the quotient is
-// above 100. The quotient of the best candidate is its e, which is at most 23.
+// A token whose x is this far below the best candidate has mass 0 in top-p and cannot win the race
+// of step 10. Its exp(x - max x) is at most 7e-13 and its e at least 2^-33, so its score is above
+// 100. The score of the best candidate is at most 23.
 constexpr float kReach = 28.0f;
 
 // Number of remaining tokens up to which the cutoff is searched token by token.
@@ -128,7 +128,7 @@ internal::Prefix FindCutoff(const Candidates& c, double target, std::uint64_t ab
 // Does step 8 over the values of `from` that are at least values.low. values.high is the largest
 // value. `c` receives the tokens around the cutoff and may alias `from`. The sets {x >= cut} are
 // nested and masses do not depend on order. The range of values around the cutoff is therefore
-// narrowed before any tokens are sorted.
+// narrowed first, and FindCutoff reads only the tokens in this range.
 internal::Prefix FindTopPCutoff(float top_p, internal::ValueRange values,
                                 const internal::IdsAndValues& from, Candidates& c) {
   const float max = values.high;

@@ -28,9 +28,10 @@
 //                  {token / 4, position, choice, 0} as counter. XTC applies if u of the first word
 //                  of {0, position, choice, 1} is below its probability
 //
-// Sums of exponentials are computed in parts of 4096 logits with 16 virtual lanes each; parts are
-// added in order in f64. exp is the polynomial of cpu/simd_math-inl.h for every instruction set.
-// sigma.h has the sums for sigma.
+// Sums of exponentials are computed in parts of 4096 logits. A part has 16 partial sums in f32,
+// with logit i in sum i mod 16, which are added in a fixed order. Parts are added in order in f64.
+// exp is the polynomial of cpu/simd_math-inl.h for every instruction set. sigma.h has the sums for
+// sigma.
 //
 // Sources: Minh et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025; Tang et al., "Top-nsigma:
 // Not All Logits Are You Need", 2024; XTC is by P. E. Weidmann (oobabooga/text-generation-webui,

@@ -126,7 +126,7 @@ struct SamplerArgs {
   std::uint32_t num_rows;
 };
 
-// SamplerNeeds states which kernels the rows of a group need.
+// The kernels that the rows of a group need.
 struct SamplerNeeds {
   bool edits = false;
   bool moments = false;  // rows with top-n-sigma

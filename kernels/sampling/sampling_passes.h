@@ -18,8 +18,7 @@ struct LogitScan {
 };
 LogitScan ScanLogits(const float* z, std::size_t count);
 
-// Computes the sum of exp(z - max) in parts of 4096 with 16 virtual lanes. The parts are added in
-// order in f64.
+// Computes the sum of exp(z - max) in the order of sampling.h.
 double SumOfExp(const float* z, std::size_t count, float max);
 
 // Computes x = x * factor, clamped to finite values unless x is -infinity. Returns the maximum.

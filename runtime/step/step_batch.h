@@ -38,8 +38,8 @@ struct StepRow {
   std::uint32_t prompt_tokens = 0;
 };
 
-// Maximum number of entries of a sample's `row.bias`: 65536, the maximum of
-// limits.max_logit_bias_entries, and 4096 repetition penalties.
+// Maximum number of entries of a sample's `row.bias`: 65536 logit biases (the maximum of
+// limits.max_logit_bias_entries) plus 4096 tokens that the DRY sampler penalizes.
 inline constexpr std::uint32_t kMaxBias = 65536 + 4096;
 
 // One token to sample. The runner sets `row.logits`, `row.text_vocab`, `row.has_text` and
