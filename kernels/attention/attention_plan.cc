@@ -1,8 +1,6 @@
 #include "kernels/attention/attention_plan.h"
 
 #include <algorithm>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 // because the preceding product reads a row of weights per element.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels/elementwise/softcap.h"

@@ -1,6 +1,5 @@
 #include "kernels/kv_store/qkv_store.h"
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/kv_store/kv_store.h"
