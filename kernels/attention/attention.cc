@@ -31,14 +31,14 @@ std::uint32_t SpansOf(std::uint32_t keys) {
 // page. A block whose cost is high compared with the average cost per thread is split by spans.
 class Plan {
  public:
-  Plan(const AttentionParams& params, const KvShape& shape, const std::uint32_t* cache_lengths,
-       int num_threads)
+  Plan(const AttentionParams& params, int num_threads)
       : params_(params),
-        shape_(shape),
-        cache_lengths_(cache_lengths),
-        group_(params.num_heads / shape.num_heads),
+        shape_(KvShapeOf(*params.keys)),
+        cache_lengths_(
+            std::visit([](const auto& view) { return view.cache_lengths; }, *params.keys)),
+        group_(params.num_heads / shape_.num_heads),
         rows_per_item_(std::clamp(kMaxPackedRows / group_, 1u, kMaxPackedRows)),
-        heads_per_item_(shape.num_heads) {
+        heads_per_item_(shape_.num_heads) {
     const std::int64_t wanted = num_threads == 1 ? 1 : num_threads * kItemsPerThread;
     while (heads_per_item_ > 1 && CountSpans() < wanted) {
       heads_per_item_ = (heads_per_item_ + 1) / 2;
@@ -209,7 +209,7 @@ class Plan {
   }
 
   const AttentionParams& params_;
-  const KvShape& shape_;
+  const KvShape shape_;
   const std::uint32_t* const cache_lengths_;
   const std::uint32_t group_;
   std::uint32_t rows_per_item_;
@@ -222,18 +222,13 @@ class Plan {
   std::int64_t num_reductions_ = 0;
 };
 
-const std::uint32_t* CacheLengths(const AnyKvView& keys) {
-  return std::visit([](const auto& view) { return view.cache_lengths; }, keys);
-}
-
 // Divides a step into items and calls attend(item, next, scratch) for each item. `next` is the item
 // that the thread will probably process next, or null. scratch_bytes(packed_rows) is the size of
 // `scratch`.
 template <typename ScratchBytes, typename Attend>
 void RunItems(const Backend& backend, const AttentionParams& params,
               const ScratchBytes& scratch_bytes, const Attend& attend) {
-  const KvShape shape = KvShapeOf(*params.keys);
-  const Plan plan(params, shape, CacheLengths(*params.keys), backend.num_threads());
+  const Plan plan(params, backend.num_threads());
   std::byte* const memory = backend.op_workspace().Reserve(plan.memory_bytes());
   auto* const items = reinterpret_cast<AttentionItem*>(memory);
   auto* const reductions = items + plan.num_items();
@@ -277,8 +272,7 @@ void PagedAttentionBf16(const Backend& backend, const AttentionParams& params,
 }
 
 AttentionShares ShareAttention(const AttentionParams& params, int num_threads) {
-  const KvShape shape = KvShapeOf(*params.keys);
-  const Plan plan(params, shape, CacheLengths(*params.keys), num_threads);
+  const Plan plan(params, num_threads);
   return {plan.num_items(), plan.num_reductions(), plan.memory_bytes()};
 }
 
