@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/cuda_status.h"
@@ -27,27 +28,22 @@ absl::StatusOr<Encoder> GetEncoder() {
 }
 
 absl::StatusOr<CUtensorMapDataType> EncoderType(const TmaPlan& plan) {
-  switch (plan.dtype) {
-    case DType::kBF16:
-      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case DType::kF16:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    case DType::kF32:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-    case DType::kF64:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
-    case DType::kI32:
-      return CU_TENSOR_MAP_DATA_TYPE_INT32;
-    case DType::kI64:
-      return CU_TENSOR_MAP_DATA_TYPE_INT64;
-    case DType::kF8E4M3:
-    case DType::kI8:
-    case DType::kU8:
-      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat(plan.builder, ": tensor maps do not support ", DTypeName(plan.dtype)));
+  constexpr std::pair<DType, CUtensorMapDataType> kTypes[] = {
+      {DType::kBF16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16},
+      {DType::kF16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16},
+      {DType::kF32, CU_TENSOR_MAP_DATA_TYPE_FLOAT32},
+      {DType::kF64, CU_TENSOR_MAP_DATA_TYPE_FLOAT64},
+      {DType::kI32, CU_TENSOR_MAP_DATA_TYPE_INT32},
+      {DType::kI64, CU_TENSOR_MAP_DATA_TYPE_INT64},
+      {DType::kF8E4M3, CU_TENSOR_MAP_DATA_TYPE_UINT8},
+      {DType::kI8, CU_TENSOR_MAP_DATA_TYPE_UINT8},
+      {DType::kU8, CU_TENSOR_MAP_DATA_TYPE_UINT8},
+  };
+  for (const auto& [dtype, type] : kTypes) {
+    if (dtype == plan.dtype) return type;
   }
+  return absl::InvalidArgumentError(
+      absl::StrCat(plan.builder, ": tensor maps do not support ", DTypeName(plan.dtype)));
 }
 
 }  // namespace
