@@ -42,8 +42,6 @@ class Uploader {
   // Waits until all copied bytes have arrived and logs the throughput.
   absl::Status Finish();
 
-  std::int64_t bytes() const { return bytes_; }
-
  private:
   struct Staging {
     std::byte* bytes = nullptr;

@@ -43,7 +43,6 @@ TEST_P(UploaderTest, BytesOfAnySizeArriveUnchanged) {
     at += bytes;
   }
   ASSERT_TRUE((*uploader)->Finish().ok());
-  EXPECT_EQ((*uploader)->bytes(), at);
   std::vector<std::byte> back(static_cast<std::size_t>(at));
   ASSERT_TRUE(stream_.Copy(back.data(), buffer->data(), at).ok());
   ASSERT_TRUE(stream_.Synchronize().ok());
