@@ -59,17 +59,8 @@ std::byte* Workspace::Reserve(std::size_t bytes) {
 }
 
 absl::string_view CpuActivationsName(CpuActivations activations) {
-  switch (activations) {
-    case CpuActivations::kAuto:
-      return "auto";
-    case CpuActivations::kInt8:
-      return "int8";
-    case CpuActivations::kF32:
-      return "f32";
-    case CpuActivations::kBF16:
-      return "bf16";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"auto", "int8", "f32", "bf16"};
+  return kNames[static_cast<std::size_t>(activations)];
 }
 
 CpuActivations ResolveCpuActivations(CpuActivations activations) {
