@@ -36,8 +36,8 @@ struct AttentionParams {
   const cuda::KvTensorMaps* maps = nullptr;
   std::uint32_t layer = 0;
   // CUDA, set by SparseAttention: [1 + batch_size], the number of sequences with rows, then their
-  // indices. Only the memory of `plan` is then used, not its work lists, and `maps` is ignored. If
-  // null, the plan's live sequences are used.
+  // indices. If set, PagedAttention uses the memory of `plan` but not its work lists, and ignores
+  // `maps`. If null, it uses the plan's live sequences.
   const std::uint32_t* live_sequences = nullptr;
   std::uint32_t window = 0;      // number of tokens that a row sees, including its own; 0: no limit
   std::uint32_t chunk = 0;       // tokens per chunk; a row sees only its own chunk; 0: no chunks
@@ -89,7 +89,7 @@ struct AttentionParams {
 // The scalar kernel runs in all other cases. It supports heads of up to 576 columns and needs no
 // plan.
 //
-// Tiles of 64 keys (128 in prefill with tensor maps) are not read if they precede the windows or
+// A tile of 64 keys (128 in prefill with tensor maps) is not read if it precedes the windows or
 // chunks of all rows of a work item. In the first tile that is read, keys before a row's window or
 // chunk have weight zero.
 //

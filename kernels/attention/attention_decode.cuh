@@ -58,8 +58,8 @@ __device__ __forceinline__ float ReciprocalOfPower(float x) {
   return cuda::Div(1.0f, x);
 }
 
-// Converts two bytes to two f16: bytes 0 and 1 if kPair is 0, bytes 2 and 3 if it is 1, bytes 0 and
-// 2 if it is 2, and bytes 1 and 3 if it is 3.
+// Converts two of four bytes to two f16. The bytes are 0 and 1 for kPair 0, 2 and 3 for kPair 1, 0
+// and 2 for kPair 2, and 1 and 3 for kPair 3.
 template <typename T, int kPair>
 __device__ __forceinline__ std::uint32_t WidenPair(std::uint32_t bytes) {
   if constexpr (std::is_same_v<T, F8E4M3>) {

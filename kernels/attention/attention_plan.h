@@ -27,7 +27,7 @@ struct AttentionPlanLimits {
   std::uint32_t num_heads = 0;
   std::uint32_t num_kv_heads = 0;
   std::uint32_t head_size = 0;
-  // Maximum number of tokens that a query of those layers sees, including its own; 0: no limit.
+  // Maximum number of tokens that a query of the layers sees, including its own; 0: no limit.
   // Decode items may skip keys before the window. Layers with chunks use a window of the chunk
   // length.
   std::uint32_t window = 0;

@@ -6,8 +6,8 @@
 // accumulator layout of m16n8k16. After conversion to 16 bits, this is the layout of operand A of
 // the product P V. Tiles of 64 tokens start at absolute multiples of 64. They are processed in
 // ascending order, from the first to the last key that any row of the item sees. A tile that a row
-// does not see does not change the row's bits, so these bits do not depend on prompt chunking or on
-// the block.
+// does not see leaves the row's state unchanged. The bits of a row therefore do not depend on
+// prompt chunking or on other rows of the item.
 //
 // bf16 pages are loaded by cp.async, kStages - 1 tiles ahead. One-byte pages are loaded through
 // registers. Each element is multiplied by its scale, rounded to bf16 and stored in a bf16 tile.

@@ -6,11 +6,11 @@
 //
 // Both operands of S = Q K^T are in shared memory. P of P V is in registers. K and V have separate
 // pipelines. Tiles of 128 keys at absolute multiples of 128 are processed in descending order, from
-// the last tile that any row of the item sees to the first. A tile that a row does not see does not
-// change the row's bits, so these bits do not depend on prompt chunking or on the block. With a
-// window or chunk, tiles before the first visible key are skipped and the lowest tiles are masked.
-// A soft cap is a separate pass over the scores in a uniform branch. A sink is added to the sum
-// when a row is written.
+// the last tile that any row of the item sees to the first. A tile that a row does not see leaves
+// the row's state unchanged. The bits of a row therefore do not depend on prompt chunking or on
+// other rows of the item. With a window or chunk, tiles before the first visible key are skipped
+// and the lowest tiles are masked. A soft cap is a separate pass over the scores in a uniform
+// branch. A sink is added to the sum when a row is written.
 //
 // Warp roles, separate K and V stages, the overlap of S(n) with P V(n + 1) and the alternation of
 // the two warpgroups are from FlashAttention-3. Packed rows are from FlashInfer.

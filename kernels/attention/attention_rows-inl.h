@@ -159,7 +159,7 @@ struct Pages {
   const T* RowsAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<kStrip>(sequence, t, first_head + head);
   }
-  // Returns the row of token t. The rows of other tokens may not follow it at a fixed distance.
+  // Returns the row of token t. The rows of other tokens may be at any distance.
   const T* RowAt(const KvView<const T>& view, std::uint32_t t, std::uint32_t head) const {
     return view.template block_paged_ptr<1>(sequence, t, first_head + head);
   }

@@ -178,10 +178,10 @@ void AttendTile(const Rows& rows, const Tile<E>& tile, const float* queries, Fet
 }
 
 // Prefetches tokens into L2, two cache lines per step, because the hardware prefetcher cannot
-// predict the addresses of pages. The tokens are not prefetched into L1, because the rows of one
-// head are a power of two bytes apart and would evict each other there. While a tile is computed,
-// the next tile of the item is prefetched. While the last tile is computed, the first tile of the
-// next item is prefetched, which matters for short sequences.
+// predict the addresses of pages. L1 is not used, because the rows of one head are a power of two
+// bytes apart and would evict each other. While a tile is computed, the next tile of the item is
+// prefetched. While the last tile is computed, the first tile of the next item is prefetched, which
+// matters for short sequences.
 template <typename T>
 class TileFetch {
  public:

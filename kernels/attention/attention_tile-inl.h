@@ -12,8 +12,7 @@
 // stored as [columns][rows], so that a column of all rows is contiguous.
 //
 // Every loop calls Step() of its `fetch` argument (TileFetch or NoFetch) once per iteration, which
-// prefetches a small part of the next tile. Issuing all prefetches at once would fill the core's
-// queues and stall it.
+// prefetches a small part of the next tile. Issuing all prefetches at once would stall the core.
 
 #if defined(QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QUIRE_KERNELS_CPU_ATTENTION_TILE_INL_H_
@@ -384,8 +383,8 @@ HWY_INLINE void AddValues(const float* HWY_RESTRICT p, const T* const* strips, s
   }
 }
 
-// Adds values like AddValues, but for one row of a block. It serves tokens that not all rows of the
-// block see.
+// Adds values like AddValues, but for one row of a block. It is used for tokens that only some rows
+// of the block see.
 template <typename T, typename Fetch>
 HWY_NOINLINE void AddValuesOfRow(const float* p, const T* const* strips, std::size_t columns,
                                  std::int64_t stride, std::size_t begin, std::size_t end,

@@ -1,7 +1,7 @@
 #pragma once
 
-// The work lists of attention on a GPU, which the planner writes and the kernels read, and the
-// fixed boundaries at which rows may be split (README.md, "The planner").
+// The work lists of attention on a GPU, which the planner writes and the kernels read. Rows are
+// split only at fixed boundaries (README.md, "The planner").
 //
 // The rows of a sequence are numbered per KV head as packed rows. There are `group` query heads per
 // KV head. Packed row p of a class (prefill or decode) is row p / group of that class, for query
@@ -61,7 +61,7 @@ struct AttentionWork {
 // A merge of the partial results of all decode items that share packed rows. The results have
 // `num_partials` consecutive indices from `first_partial` on, in key order. Each result covers
 // `spans_per_partial` spans (1 or kSpansPerGroup). The first result starts at span `first_span`.
-// The thread block that writes its result last merges all of them.
+// The thread block that writes the last result merges all results.
 struct AttentionMerge {
   std::uint32_t first_partial;
   std::uint32_t num_partials;

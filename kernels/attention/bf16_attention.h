@@ -45,9 +45,8 @@ constexpr std::uint32_t KeyColumns(std::uint32_t head_size) {
 std::size_t Bf16AttentionScratchBytes(std::uint32_t head_size, std::uint32_t kv_heads,
                                       std::size_t packed_rows);
 
-// Runs one step. `multiply` computes the products. If it is null, vector code computes them, or
-// the reference if the instruction set has no fused multiply-add. REQUIRES: bf16 pages; the
-// arguments were checked.
+// Runs one step. `multiply` computes the products. Null selects vector code, or the reference if
+// the instruction set has no fused multiply-add. REQUIRES: bf16 pages; the arguments were checked.
 void PagedAttentionBf16(const Backend& backend, const AttentionParams& params,
                         Bf16MultiplyFn multiply);
 

@@ -23,9 +23,9 @@ namespace quire::kernels {
 
 namespace cuda {
 
-// A box of a map is 128 bytes of one head (64 columns of 16 bits or 128 of one byte) in
-// TmaBoxRows(kKvTile, page size) rows, with 128-byte swizzle. Columns beyond the head are read as
-// zeros.
+// A box of a map has TmaBoxRows(kKvTile, page size) rows with 128 bytes of one head each (64
+// columns of 16 bits or 128 columns of one byte), and 128-byte swizzle. Columns beyond the head are
+// read as zeros.
 struct KvLayerMaps {
   TmaTile keys;
   TmaTile values;

@@ -54,8 +54,8 @@ class Communicator {
   virtual absl::Status AllReduceSum(std::span<float> values) = 0;
 
   // Concatenates `part` of all ranks in rank order into `all`. REQUIRES: all.size() == size() *
-  // part.size(), and the two do not overlap. Errors are those of AllReduceSum. `all` is unchanged
-  // if there is an error.
+  // part.size(), and `part` and `all` do not overlap. Errors are those of AllReduceSum. `all` is
+  // unchanged if there is an error.
   virtual absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) = 0;
 
   // Allocates memory for calls of AllReduceSum with up to `elements` values.

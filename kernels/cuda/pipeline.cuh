@@ -14,7 +14,7 @@ struct PipelineBarriers {
   Barrier full[kStages];
   Barrier empty[kStages];
 
-  // One thread calls it. BarrierInitFence and SyncBlock must follow.
+  // One thread calls Init. BarrierInitFence and SyncBlock must follow.
   __device__ __forceinline__ void Init(std::uint32_t full_arrivals, std::uint32_t empty_arrivals) {
     for (std::uint32_t stage = 0; stage < kStages; ++stage) {
       BarrierInit(&full[stage], full_arrivals);

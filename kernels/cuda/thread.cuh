@@ -1,9 +1,9 @@
 #pragma once
 
-// Thread indices and synchronization. The CUDA builtins have wrappers here and in the other headers
-// of this folder, so that the same kernel source also runs in the emulator (tests/cuda_emulator).
-// Kernels use only these wrappers. Kernels contain no builtin variables, no asm and no static
-// __shared__ arrays. Blocks are one-dimensional.
+// Thread indices and synchronization. This header and the others of this folder wrap the CUDA
+// builtins, so that the same kernel source also runs in the emulator (tests/cuda_emulator). Kernels
+// use only these wrappers: no builtin variables, no asm and no static __shared__ arrays. Blocks are
+// one-dimensional.
 
 #include <cuda_runtime.h>
 

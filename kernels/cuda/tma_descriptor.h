@@ -11,7 +11,7 @@
 //
 // Every Create function returns FAILED_PRECONDITION on a device without TMA. The message has both
 // compute capabilities, the required one and that of the device. For a geometry that no map can
-// describe, it returns INVALID_ARGUMENT with the violated rule.
+// describe, the function returns INVALID_ARGUMENT with the violated rule.
 
 #include <array>
 #include <cstddef>

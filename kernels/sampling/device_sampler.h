@@ -26,8 +26,8 @@ namespace quire::kernels {
 
 // Capacity of a slot between two Resets. The limits of the four lists (history, bias, banned ids,
 // masks) apply to calls that the device has not completed. The lists of each single row must fit.
-// If the lists of several rows do not fit together, the rows are sampled in several parts, and the
-// sampler waits for the stream between parts.
+// Rows whose lists do not fit together are sampled in several parts. The sampler waits for the
+// stream between parts.
 struct DeviceSamplerLimits {
   std::uint32_t max_samples = 0;
   std::uint32_t max_prompt_logprobs = 0;

@@ -523,8 +523,8 @@ __global__ void __launch_bounds__(kSamplerThreads)
   const bool can_sample = CanSample(state);
   if (can_sample) {
     std::uint32_t lowest = LowestKey(row, state);
-    // A token below min-p contributes only to the total mass of top-p, so it is skipped without
-    // top-p.
+    // Tokens below min-p contribute only to the total mass of top-p. They are skipped if top-p is
+    // off.
     if (row.top_p >= 1.0) {
       const std::uint32_t min_p = MinPKey(row, KeyValue(state.best));
       lowest = lowest < min_p ? min_p : lowest;

@@ -351,8 +351,8 @@ __device__ __forceinline__ std::uint64_t FindCutoff(DigitSearch& search, const s
     above = bucket.above;
     prefix |= std::uint64_t{bucket.index} << shift;
     mask |= digit << shift;
-    // When counting, if exactly the target number of keys have at least this digit prefix, all of
-    // them are included and the remaining digits are 0.
+    // With CountWeight, if exactly `target` keys have at least this digit prefix, the result
+    // includes all of them and its remaining digits are 0.
     if (std::is_same_v<Weight, CountWeight> && static_cast<double>(above + bucket.sum) == target)
       break;
   }

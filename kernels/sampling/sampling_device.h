@@ -136,8 +136,9 @@ struct SamplerNeeds {
   bool tops = false;
 };
 
-// Returns the number of blocks per row in kernels that read the whole row: enough to fill a GPU
-// with few rows, but with at least one 16-byte load for each of the 256 threads.
+// Returns the number of blocks per row in kernels that read the whole row. The number is large
+// enough that a few rows fill a GPU, and small enough that each of the 256 threads has a 16-byte
+// load.
 inline std::uint32_t BlocksOfRow(const SamplerArgs& args) {
   constexpr std::uint32_t kBlocks = 128, kFewest = 8, kMost = 64;
   const std::uint32_t wanted = std::clamp(kBlocks / args.num_rows, kFewest, kMost);

@@ -59,8 +59,8 @@ Masses MassesAtLeast(const float* x, std::size_t count, float max, const MassCut
 // Computes w[i] = exp(x[i] - max).
 void ExpMinus(const float* x, std::size_t count, float max, float* w);
 
-// A prefix of the tokens in the order (x descending, id ascending): all tokens with a value above
-// `x`, and the tokens with a value equal to `x` and an id of at most last_tie.
+// A prefix of the tokens in the order (x descending, id ascending). It contains the tokens with a
+// value above `x`, and those with value `x` and an id of at most last_tie.
 struct Prefix {
   float x;
   std::int32_t last_tie = std::numeric_limits<std::int32_t>::max();
