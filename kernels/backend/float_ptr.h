@@ -1,7 +1,7 @@
 #pragma once
 
-// Pointers to activations with their element type. The type is f32 on the CPU and on the scalar
-// CUDA path, bf16 or f16 otherwise. The same params struct can therefore be used on both backends.
+// Pointers to activations with their element type. The type is f32 on the CPU, and f32 or bf16 on a
+// GPU. The same params struct can therefore be used on both backends.
 
 #include <cstdint>
 
