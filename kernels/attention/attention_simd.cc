@@ -225,8 +225,8 @@ class TileFetch {
     const T* const row = view.template block_paged_ptr<1>(pages.sequence, token_, pages.first_head);
     // If the item has all KV heads, the rows of a strip are contiguous and are prefetched together.
     const bool is_contiguous = pages.num_heads == view.num_heads() && !pages.is_gathered();
-    const std::uint32_t most = is_contiguous ? kStrip : 1;
-    const std::uint32_t tokens = std::min(most, end_ - token_);
+    const std::uint32_t max_tokens = is_contiguous ? kStrip : 1;
+    const std::uint32_t tokens = std::min(max_tokens, end_ - token_);
     at_ = reinterpret_cast<const std::uint8_t*>(row);
     stop_ = at_ + std::size_t{tokens} * pages.num_heads * view.head_size() * sizeof(T);
     if (is_fetching_values_) token_ += tokens;

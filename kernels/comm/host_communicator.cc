@@ -81,11 +81,12 @@ class HostCommunicator::Group {
   absl::Status CheckIntegrity() const {
     const MutexLock lock(&mutex_);
     // ranks_arrived_ stays at size_ only if the contributions differ, which aborts the group.
-    const bool arrival = ranks_arrived_ < size_ || (ranks_arrived_ == size_ && !abort_status_.ok());
-    const bool between = rounds_begun_ == rounds_finished_ && ranks_reading_ == 0;
-    const bool inside = rounds_begun_ == rounds_finished_ + 1 && ranks_reading_ > 0 &&
-                        ranks_reading_ <= size_ && ranks_arrived_ == 0;
-    if (arrival && (between || inside)) return absl::OkStatus();
+    const bool arrivals_are_valid =
+        ranks_arrived_ < size_ || (ranks_arrived_ == size_ && !abort_status_.ok());
+    const bool is_between_rounds = rounds_begun_ == rounds_finished_ && ranks_reading_ == 0;
+    const bool is_inside_round = rounds_begun_ == rounds_finished_ + 1 && ranks_reading_ > 0 &&
+                                 ranks_reading_ <= size_ && ranks_arrived_ == 0;
+    if (arrivals_are_valid && (is_between_rounds || is_inside_round)) return absl::OkStatus();
     return absl::InternalError(absl::StrCat("group of ", size_, " ranks: ", ranks_arrived_,
                                             " arrived, ", ranks_reading_, " reading, rounds begun ",
                                             rounds_begun_, ", finished ", rounds_finished_));

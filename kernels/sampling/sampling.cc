@@ -229,14 +229,14 @@ float ExcludeTop(const SamplingRow& row, const internal::Prefix& prefix,
     return is_in && Mass(c.w[i]) > 0;
   });
   const double target = static_cast<double>(row.xtc_threshold) * static_cast<double>(total);
-  std::uint64_t first = ~std::uint64_t{0};
+  std::uint64_t first_kept = ~std::uint64_t{0};
   for (std::size_t i = 0; i < c.count; ++i) {
     if (static_cast<double>(Mass(c.w[i])) < target) continue;
-    first = std::min(first, OrderKey(c.x[i], c.ids[i]));
+    first_kept = std::min(first_kept, OrderKey(c.x[i], c.ids[i]));
   }
-  if (first == ~std::uint64_t{0}) return max;
-  keep_if([&](std::size_t i) { return OrderKey(c.x[i], c.ids[i]) <= first; });
-  return ValueOfKey(static_cast<std::uint32_t>(first >> 32));
+  if (first_kept == ~std::uint64_t{0}) return max;
+  keep_if([&](std::size_t i) { return OrderKey(c.x[i], c.ids[i]) <= first_kept; });
+  return ValueOfKey(static_cast<std::uint32_t>(first_kept >> 32));
 }
 
 // Does step 10 after XTC.
