@@ -139,10 +139,6 @@ HostCommunicator::~HostCommunicator() {
       absl::UnavailableError(absl::StrCat("rank ", rank(), " of ", size(), " was destroyed")));
 }
 
-absl::Status HostCommunicator::BeginStep(std::uint32_t /*num_rows*/) {
-  return absl::OkStatus();
-}
-
 absl::Status HostCommunicator::Wait(const Event& event) {
   return event.Synchronize();
 }

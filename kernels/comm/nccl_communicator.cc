@@ -201,8 +201,6 @@ absl::Status NcclCommunicator::AllGather(std::span<const std::byte> part,
                "ncclAllGather");
 }
 
-void NcclCommunicator::Reserve(std::size_t /*elements*/) {}
-
 absl::Status NcclCommunicator::Wait(const Event& event) {
   while (true) {
     const absl::StatusOr<bool> done = event.IsDone();

@@ -61,7 +61,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status AllReduceSum(std::span<float> values) override;
   absl::Status AllGather(std::span<const std::byte> part, std::span<std::byte> all) override;
   // Does nothing, because sums use a buffer of kChunk elements per rank.
-  void Reserve(std::size_t elements) override;
+  void Reserve(std::size_t /*elements*/) override {}
   absl::Status Wait(const Event& event) override;
   void Abort(const absl::Status& why) override;
 

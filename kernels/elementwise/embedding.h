@@ -1,7 +1,5 @@
 #pragma once
 
-// Looks up rows of the embedding matrix for a list of tokens.
-
 #include <cstdint>
 
 #include "absl/status/status.h"

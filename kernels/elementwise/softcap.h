@@ -1,7 +1,5 @@
 #pragma once
 
-// Scales logits and applies a soft cap.
-
 #include <cstdint>
 
 #include "absl/status/status.h"
