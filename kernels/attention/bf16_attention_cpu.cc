@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -85,11 +86,6 @@ float SumProducts(std::uint32_t begin, std::uint32_t end, At&& at) {
   return total;
 }
 
-struct Factors {
-  float a;
-  float b;
-};
-
 // Computes the output of one query head of a row.
 class Query {
  public:
@@ -126,7 +122,7 @@ class Query {
 
   float Score(std::uint32_t t) const {
     const float score = SumProducts(0, keys_.head_size(), [&](std::uint32_t c) {
-      return Factors{q_[c], keys_.load<1, float>(b_, kv_head_, t, c)[0]};
+      return std::pair(q_[c], keys_.load<1, float>(b_, kv_head_, t, c)[0]);
     });
     if (params_.softcap == 0) return score;
     const float cap = params_.softcap * kLog2E;
@@ -146,7 +142,7 @@ class Query {
     }
     for (std::uint32_t c = 0; c < q_.size(); ++c) {
       const float value = SumProducts(begin, end, [&](std::uint32_t t) {
-        return Factors{p[t - begin], values_.load<1, float>(b_, kv_head_, t, c)[0]};
+        return std::pair(p[t - begin], values_.load<1, float>(b_, kv_head_, t, c)[0]);
       });
       state.values[c] = value + 0.0f;
     }

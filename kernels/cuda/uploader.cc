@@ -12,11 +12,6 @@
 #include "base/status.h"
 
 namespace quire::kernels {
-namespace {
-
-constexpr absl::Duration kLineInterval = absl::Seconds(2);
-
-}  // namespace
 
 Uploader::Uploader(const Stream& stream, ThreadPool* pool, std::int64_t piece_bytes,
                    std::int64_t total_bytes)
@@ -84,6 +79,7 @@ absl::Status Uploader::Copy(void* device_to, const void* host_from, std::int64_t
 }
 
 void Uploader::LogProgress(bool finished) {
+  constexpr absl::Duration kLineInterval = absl::Seconds(2);
   const absl::Time now = MonotonicNow();
   if (!finished && now - last_logged_ < kLineInterval) return;
   last_logged_ = now;

@@ -3,13 +3,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire::kernels {
-namespace {
-
-// Number of columns of a work item, small enough that one row of a large vocabulary uses all
-// threads.
-constexpr std::int64_t kGrain = 1024;
-
-}  // namespace
 
 absl::Status Softcap(const Backend& backend, const SoftcapParams& params) {
   if (params.x_stride < params.columns) {
@@ -24,6 +17,9 @@ absl::Status Softcap(const Backend& backend, const SoftcapParams& params) {
   if constexpr (kHasCuda) {
     if (backend.cuda() != nullptr) return internal::SoftcapCuda(*backend.cuda(), params);
   }
+  // Number of columns of a work item, small enough that one row of a large vocabulary uses all
+  // threads.
+  constexpr std::int64_t kGrain = 1024;
   backend.ParallelFor(
       params.columns, static_cast<double>(params.num_rows),
       [&](std::int64_t begin, std::int64_t end, int) { internal::SoftcapSimd(params, begin, end); },

@@ -495,6 +495,12 @@ absl::Status CheckRange(absl::string_view what, float value, bool valid, absl::s
   return absl::InvalidArgumentError(absl::StrCat(what, " is ", value, ", it must be ", range));
 }
 
+absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
+  if (num_logprobs <= 0 || top != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("num_logprobs is ", num_logprobs, ", but top is null"));
+}
+
 }  // namespace
 
 namespace internal {
@@ -555,16 +561,6 @@ absl::Status CheckTokenLogprob(const TokenLogprob& token, std::uint32_t vocab) {
 }
 
 }  // namespace internal
-
-namespace {
-
-absl::Status CheckRoom(std::int32_t num_logprobs, const TopLogprob* top) {
-  if (num_logprobs <= 0 || top != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("num_logprobs is ", num_logprobs, ", but top is null"));
-}
-
-}  // namespace
 
 std::int64_t SampleThreadBytes(std::uint32_t vocab) {
   // 8 bytes for a key, and 4 each for a copy of the logit, the id, x and w.
