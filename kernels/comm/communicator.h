@@ -43,8 +43,8 @@ class Communicator {
 
   // Begins a step with `num_rows` rows. Later operations belong to this step. NcclCommunicator
   // returns INVALID_ARGUMENT on all ranks if their numbers of rows differ, or the status that was
-  // passed to Abort. HostCommunicator returns OK, because each of its operations compares its
-  // sizes.
+  // passed to Abort. HostCommunicator returns OK, because each operation compares the sizes of all
+  // ranks.
   virtual absl::Status BeginStep(std::uint32_t num_rows) = 0;
 
   // Computes values[i] = ((0 + values_0[i]) + values_1[i]) + ... over the ranks in order, in f32.

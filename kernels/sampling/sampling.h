@@ -19,9 +19,9 @@
 //                  p * total, compared in f64. 1: off
 //                  Masses are floor(exp(x - max x) * 2^40) in u64, so order does not matter
 //   9 min-p        x >= max x + ln(min_p). 0: off
-//     XTC          with its probability, removes tokens with mass 0. Also removes the tokens whose
-//                  mass is at least threshold * total, except the last one in the order of step 8;
-//                  max x becomes the x of the largest survivor
+//     XTC          applies with probability xtc_probability. Removes tokens with mass 0, and tokens
+//                  whose mass is at least threshold * total, except the last one in the order of
+//                  step 8; max x becomes the x of the largest survivor
 //  10 race         exponential race: the smallest e(i) / exp(x(i) - max x) wins, where e = -ln u.
 //                  Ties by lower id.
 //                  u = (r + 0.5) / 2^32; r is word token % 4 of Philox4x32 with the seed as key and
