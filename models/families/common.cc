@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "models/families/registry.h"
 
 namespace quire::models {
 namespace {
@@ -145,6 +144,15 @@ void RemoveRope(ModelSpec* spec) {
   for (LayerSpec& layer : spec->layers) {
     layer.heads.rope = -1;
     layer.heads.rotary_size = 0;
+  }
+}
+
+void ApplyGraniteMultipliers(const ModelConfig& config, ModelSpec* spec) {
+  spec->embed_scale = static_cast<float>(config.embedding_multiplier);
+  spec->logit_scale = static_cast<float>(1.0 / config.logits_scaling);
+  for (LayerSpec& layer : spec->layers) {
+    layer.heads.scale = static_cast<float>(config.attention_multiplier);
+    layer.residual_scale = static_cast<float>(config.residual_multiplier);
   }
 }
 

@@ -160,6 +160,9 @@ void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 // Makes attention independent of positions.
 void RemoveRope(ModelSpec* spec);
 
+// Applies the four constants of Granite: the factors of embeddings, attention scores and branches,
+// and the divisor of logits.
+void ApplyGraniteMultipliers(const ModelConfig& config, ModelSpec* spec);
 // Replaces attention by `recurrent` in the recurrent layers of config.hybrid.
 void UseRecurrentLayers(const ModelConfig& config, const RecurrentSpec& recurrent, ModelSpec* spec);
 

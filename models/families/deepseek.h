@@ -32,11 +32,6 @@ inline constexpr absl::string_view kDeepseekKeys[] = {
     "mlp_layer_types",   "num_nextn_predict_layers",
     "num_mtp_layers"};
 
-const Family& DeepseekV2Family();
-const Family& DeepseekV3Family();
-const Family& DeepseekV32Family();
-const Family& Glm4MoeLiteFamily();
-
 // Builds the spec of a family that computes like V3. Layers get an IndexSpec if the family reads
 // index_topk.
 absl::StatusOr<ModelSpec> DeepseekV3Spec(const ModelConfig& config);

@@ -1,4 +1,11 @@
-#include "models/families/gemma4.h"
+// Gemma 4: the text model, alone or inside a model with vision and audio towers.
+//
+// Sandwich norms multiply by the weight. Heads of q and k are normalized with weights, those of v
+// without, and scores are not scaled. Windowed layers and full layers differ in head size, KV heads
+// and rope table. The table of full layers rotates a part of the pairs. In full layers v may be the
+// projected k. The last layers may read K and V of earlier ones. A stored factor multiplies the
+// output of a layer. E models have inputs per layer, MoE models a dense MLP beside the experts.
+// Source: modeling_gemma4.py of Hugging Face transformers.
 
 #include <cmath>
 #include <cstddef>

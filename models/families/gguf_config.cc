@@ -17,7 +17,6 @@
 #include "formats/tensors/gguf_tensors.h"
 #include "models/families/gguf_keys.h"
 #include "models/families/gguf_layers.h"
-#include "models/families/phi.h"
 #include "models/families/registry.h"
 
 namespace quire::models {
@@ -94,6 +93,20 @@ constexpr ComputationKey kComputationKeys[] = {{"expert_count", 0, 0},
                                                {"rope.scaling.yarn_log_multiplier", 0, 0},
                                                {"rope.scaling.yarn_ext_factor", 1, 1},
                                                {"rope.scaling.yarn_attn_factor", 1, 1}};
+
+// Returns the window in tokens of a GGUF file without phi3.attention.sliding_window; 0 means none.
+// Early converters left the key out, so published models are identified by their sizes. Returns
+// nullopt for other sizes. llama.cpp uses the same rule.
+std::optional<std::uint32_t> Phi3GgufWindow(std::uint32_t context_length,
+                                            std::uint32_t block_count) {
+  constexpr std::uint32_t kShortContext = 4096, kLongContext = 131072;
+  constexpr std::uint32_t kShortWindow = 2047;
+  // Models with long context have windows that are at least as long as the context.
+  if (context_length == kLongContext) return 0;
+  const bool is_published = block_count == 32 || block_count == 40;
+  if (context_length == kShortContext && is_published) return kShortWindow;
+  return std::nullopt;
+}
 
 // Fills a ModelConfig step by step.
 class GgufConfigReader {

@@ -1,4 +1,8 @@
-#include "models/families/granite.h"
+// Granite 3, dense.
+//
+// The Llama architecture with four constants, which default to 1. Factors multiply the embedding,
+// the outputs of attention and MLP, and the attention scores (instead of d^-0.5). The logits are
+// divided by the fourth constant. Source: modeling_granite.py of Hugging Face transformers.
 
 #include "absl/status/statusor.h"
 #include "base/status.h"
@@ -20,15 +24,6 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
 }
 
 }  // namespace
-
-void ApplyGraniteMultipliers(const ModelConfig& config, ModelSpec* spec) {
-  spec->embed_scale = static_cast<float>(config.embedding_multiplier);
-  spec->logit_scale = static_cast<float>(1.0 / config.logits_scaling);
-  for (LayerSpec& layer : spec->layers) {
-    layer.heads.scale = static_cast<float>(config.attention_multiplier);
-    layer.residual_scale = static_cast<float>(config.residual_multiplier);
-  }
-}
 
 const Family& GraniteFamily() {
   static const Family kFamily{.name = "granite",

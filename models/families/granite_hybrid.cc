@@ -1,9 +1,8 @@
-#include "models/families/granite_hybrid.h"
+// Granite 4: GraniteMoeHybridForCausalLM.
 
 #include "absl/status/statusor.h"
 #include "base/status.h"
 #include "models/families/common.h"
-#include "models/families/granite.h"
 
 namespace quire::models {
 namespace {

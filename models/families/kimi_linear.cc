@@ -1,4 +1,4 @@
-#include "models/families/kimi_linear.h"
+// Kimi-Linear: KimiLinearForCausalLM.
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "models/families/lfm2.h"
+// LFM2: Lfm2ForCausalLM.
 
 #include "absl/status/statusor.h"
 #include "base/status.h"

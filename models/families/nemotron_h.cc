@@ -1,4 +1,4 @@
-#include "models/families/nemotron_h.h"
+// Nemotron-H and Nemotron 3: NemotronHForCausalLM.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

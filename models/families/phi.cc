@@ -1,4 +1,9 @@
-#include "models/families/phi.h"
+// Phi 3, 3.5 and 4, dense.
+//
+// The Llama architecture without biases. One tensor holds q, k and v; a second one holds gate and
+// up. Every layer has a window unless sliding_window is null. partial_rotary_factor restricts rope
+// to the first columns of a head. Longrope is called "su" or "yarn" in early files. Source:
+// modeling_phi3.py of Hugging Face transformers.
 
 #include "absl/status/statusor.h"
 #include "models/families/common.h"
@@ -24,17 +29,6 @@ absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
 }
 
 }  // namespace
-
-std::optional<std::uint32_t> Phi3GgufWindow(std::uint32_t context_length,
-                                            std::uint32_t block_count) {
-  constexpr std::uint32_t kShortContext = 4096, kLongContext = 131072;
-  constexpr std::uint32_t kShortWindow = 2047;
-  // Models with long context have windows that are at least as long as the context.
-  if (context_length == kLongContext) return 0;
-  const bool is_published = block_count == 32 || block_count == 40;
-  if (context_length == kShortContext && is_published) return kShortWindow;
-  return std::nullopt;
-}
 
 const Family& Phi3Family() {
   static const Family kFamily{.name = "phi3",

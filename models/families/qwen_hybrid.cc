@@ -1,4 +1,6 @@
-#include "models/families/qwen_hybrid.h"
+// Qwen3-Next, Qwen3.5 and its successors of the same class: three of four layers have linear
+// attention by the gated delta rule, the others full attention with an output gate. Qwen3.5 exists
+// with dense and with MoE layers, and its text model also inside a multimodal model.
 
 #include "absl/status/statusor.h"
 #include "base/status.h"

@@ -7,28 +7,6 @@
 
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "models/families/deepseek.h"
-#include "models/families/gemma.h"
-#include "models/families/gemma4.h"
-#include "models/families/glm.h"
-#include "models/families/glm_dsa.h"
-#include "models/families/gpt_oss.h"
-#include "models/families/granite.h"
-#include "models/families/granite_hybrid.h"
-#include "models/families/kimi_linear.h"
-#include "models/families/lfm2.h"
-#include "models/families/llama.h"
-#include "models/families/llama4.h"
-#include "models/families/minimax.h"
-#include "models/families/mistral.h"
-#include "models/families/mixtral.h"
-#include "models/families/nemotron_h.h"
-#include "models/families/olmo.h"
-#include "models/families/phi.h"
-#include "models/families/qwen.h"
-#include "models/families/qwen_hybrid.h"
-#include "models/families/qwen_moe.h"
-#include "models/families/smollm.h"
 
 namespace quire::models {
 namespace {

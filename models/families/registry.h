@@ -1,7 +1,6 @@
 #pragma once
 
-// The supported families of models. A family is an entry of this registry and a file in this
-// folder. docs/adding_a_model.md explains how to add one.
+// The supported families of models. docs/adding_a_model.md explains how to add one.
 
 #include <span>
 #include <string>
@@ -11,7 +10,46 @@
 
 namespace quire::models {
 
-// Returns all families, in the order of the documentation.
+// The families, in the order of the documentation. Each is defined in a .cc file of this folder.
+// Vision families are the text models inside models with vision or audio towers. The towers are
+// ignored, so image and audio input is not supported.
+const Family& LlamaFamily();
+const Family& MistralFamily();
+const Family& Qwen2Family();
+const Family& Qwen3Family();
+const Family& SmolLm3Family();
+const Family& GraniteFamily();
+const Family& Gemma2Family();
+const Family& Gemma3Family();
+const Family& Gemma3VisionFamily();
+const Family& Phi3Family();
+const Family& Olmo2Family();
+const Family& MixtralFamily();
+const Family& Qwen3MoeFamily();
+const Family& GptOssFamily();
+const Family& DeepseekV2Family();
+const Family& DeepseekV3Family();
+const Family& Glm4MoeFamily();
+const Family& Glm4MoeLiteFamily();
+const Family& MiniMaxM2Family();
+const Family& Olmo3Family();
+const Family& Qwen3NextFamily();
+const Family& Qwen35Family();
+const Family& Qwen35MoeFamily();
+const Family& Qwen35VisionFamily();
+const Family& Qwen35MoeVisionFamily();
+const Family& Llama4Family();
+const Family& Llama4VisionFamily();
+const Family& DeepseekV32Family();
+const Family& GlmMoeDsaFamily();
+const Family& GraniteHybridFamily();
+const Family& NemotronHFamily();
+const Family& Lfm2Family();
+const Family& KimiLinearFamily();
+const Family& Gemma4Family();
+const Family& Gemma4VisionFamily();
+
+// Returns all families, in the same order.
 std::span<const Family* const> AllFamilies();
 // Both return null if no family has the name.
 const Family* FindFamilyByArchitecture(absl::string_view architecture);
