@@ -68,6 +68,18 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
   return number;
 }
 
+absl::StatusOr<std::uint32_t> ConfigReader::CountOr(absl::string_view key, std::uint32_t low,
+                                                    std::uint32_t high,
+                                                    std::uint32_t fallback) const {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count, OptionalInteger(key, low, high));
+  return static_cast<std::uint32_t>(count.value_or(fallback));
+}
+
+absl::StatusOr<bool> ConfigReader::BoolOr(absl::string_view key, bool fallback) const {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> flag, OptionalBool(key));
+  return flag.value_or(fallback);
+}
+
 absl::StatusOr<std::optional<std::int64_t>> ConfigReader::OptionalInteger(absl::string_view key,
                                                                           std::int64_t low,
                                                                           std::int64_t high) const {

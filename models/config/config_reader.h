@@ -38,6 +38,10 @@ class ConfigReader {
   absl::StatusOr<std::uint32_t> Count(absl::string_view key, std::uint32_t low,
                                       std::uint32_t high) const;
   absl::StatusOr<double> Number(absl::string_view key) const;
+  // Return `fallback` for absent and null.
+  absl::StatusOr<std::uint32_t> CountOr(absl::string_view key, std::uint32_t low,
+                                        std::uint32_t high, std::uint32_t fallback) const;
+  absl::StatusOr<bool> BoolOr(absl::string_view key, bool fallback) const;
   // Return nullopt for absent and null.
   absl::StatusOr<std::optional<std::int64_t>> OptionalInteger(absl::string_view key,
                                                               std::int64_t low,

@@ -54,9 +54,7 @@ absl::StatusOr<std::vector<LayerBranch>> CheckAttention(const ConfigReader& read
 absl::StatusOr<std::vector<LayerBranch>> ReadInterval(const ConfigReader& reader,
                                                       std::uint32_t num_layers) {
   constexpr absl::string_view kKey = "full_attention_interval";
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                         reader.OptionalInteger(kKey, 1, kMaxLayers));
-  const std::int64_t interval = given.value_or(4);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t interval, reader.CountOr(kKey, 1, kMaxLayers, 4));
   std::vector<LayerBranch> layers;
   for (std::uint32_t i = 0; i < num_layers; ++i) {
     const bool has_attention = (i + 1) % interval == 0;
@@ -192,9 +190,8 @@ struct SizeKey {
 
 absl::Status ReadSizes(const ConfigReader& reader, std::initializer_list<SizeKey> sizes) {
   for (const SizeKey& size : sizes) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(size.key, size.low, size.high));
-    *size.value = static_cast<std::uint32_t>(given.value_or(size.fallback));
+    QUIRE_ASSIGN_OR_RETURN(*size.value,
+                           reader.CountOr(size.key, size.low, size.high, size.fallback));
   }
   return absl::OkStatus();
 }
@@ -236,8 +233,7 @@ absl::StatusOr<RecurrentSpec> ReadMamba(const ConfigReader& reader, const MambaK
                          {keys.groups, &mamba.key_heads, default_groups, kMaxStateHeads},
                          {keys.state_size, &mamba.key_size, default_state, kMaxStateColumns},
                          {keys.conv_width, &mamba.conv_width, 4, kMaxConvWidth}}));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> bias, reader.OptionalBool(keys.conv_bias));
-  mamba.conv_bias = bias.value_or(true);
+  QUIRE_ASSIGN_OR_RETURN(mamba.conv_bias, reader.BoolOr(keys.conv_bias, true));
   QUIRE_RETURN_IF_ERROR(ReadTimeSteps(reader, &mamba));
   return mamba;
 }
@@ -339,9 +335,8 @@ absl::StatusOr<std::uint32_t> ReadAdjustedWidth(const ConfigReader& reader) {
       ReadSizes(reader, {{"intermediate_size", &width, kDefault, kMaxIntermediate}}));
   QUIRE_RETURN_IF_ERROR(ReadSizes(reader, {{"block_ff_dim", &width, width, kMaxIntermediate},
                                            {"block_multiple_of", &multiple, 256, 1 << 16}}));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> adjusts,
-                         reader.OptionalBool("block_auto_adjust_ff_dim"));
-  if (!adjusts.value_or(true)) return width;
+  QUIRE_ASSIGN_OR_RETURN(const bool adjusts, reader.BoolOr("block_auto_adjust_ff_dim", true));
+  if (!adjusts) return width;
   constexpr absl::string_view kFactor = "block_ffn_dim_multiplier";
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> factor, reader.OptionalNumber(kFactor));
   if (factor && !(*factor > 0 && *factor <= 16)) {

@@ -13,13 +13,6 @@
 namespace quire::models {
 namespace {
 
-absl::StatusOr<std::uint32_t> CountOr(const ConfigReader& reader, absl::string_view key,
-                                      std::uint32_t high, std::uint32_t absent) {
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> value,
-                         reader.OptionalInteger(key, 1, high));
-  return static_cast<std::uint32_t>(value.value_or(absent));
-}
-
 // Returns indexer_types, or index_topk_pattern translated to the values of indexer_types. Sets *key
 // to the key that was read. The result is empty if neither key is given.
 absl::StatusOr<std::vector<std::string>> ReadTypes(const ConfigReader& reader,
@@ -64,12 +57,12 @@ absl::StatusOr<std::vector<bool>> ReadHasIndexer(const ConfigReader& reader, con
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::string> types, ReadTypes(reader, &key));
   if (!types.empty()) return HasIndexerFromTypes(reader, key, types, num_layers);
   QUIRE_ASSIGN_OR_RETURN(const std::uint32_t period,
-                         CountOr(reader, "index_topk_freq", kMaxLayers, 1));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> offset,
-                         reader.OptionalInteger("index_skip_topk_offset", 0, kMaxLayers));
+                         reader.CountOr("index_topk_freq", 1, kMaxLayers, 1));
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t offset,
+                         reader.CountOr("index_skip_topk_offset", 0, kMaxLayers, 2));
   std::vector<bool> has_indexer;
   for (std::int64_t i = 0; i < num_layers; ++i) {
-    has_indexer.push_back(std::max<std::int64_t>(i - offset.value_or(2) + 1, 0) % period == 0);
+    has_indexer.push_back(std::max<std::int64_t>(i - offset + 1, 0) % period == 0);
   }
   if (has_indexer.front()) return has_indexer;
   return reader.Error("index_skip_topk_offset",
@@ -83,13 +76,12 @@ absl::StatusOr<IndexConfig> ReadIndex(const ConfigReader& reader, const Family& 
   IndexConfig index;
   if (!ReadsKey(family, "index_topk")) return index;
   const ConfigDefaults& defaults = family.defaults;
-  QUIRE_ASSIGN_OR_RETURN(index.topk, CountOr(reader, "index_topk", kMaxPositions, 2048));
+  QUIRE_ASSIGN_OR_RETURN(index.topk, reader.CountOr("index_topk", 1, kMaxPositions, 2048));
   QUIRE_ASSIGN_OR_RETURN(index.n_heads,
-                         CountOr(reader, "index_n_heads", kMaxHeads, defaults.index_n_heads));
-  QUIRE_ASSIGN_OR_RETURN(index.head_dim, CountOr(reader, "index_head_dim", kMaxHeadDim, 128));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> interleave,
-                         reader.OptionalBool("indexer_rope_interleave"));
-  index.rope_interleave = interleave.value_or(defaults.indexer_rope_interleave);
+                         reader.CountOr("index_n_heads", 1, kMaxHeads, defaults.index_n_heads));
+  QUIRE_ASSIGN_OR_RETURN(index.head_dim, reader.CountOr("index_head_dim", 1, kMaxHeadDim, 128));
+  QUIRE_ASSIGN_OR_RETURN(index.rope_interleave, reader.BoolOr("indexer_rope_interleave",
+                                                              defaults.indexer_rope_interleave));
   QUIRE_ASSIGN_OR_RETURN(index.has_indexer, ReadHasIndexer(reader, family, num_layers));
   return index;
 }

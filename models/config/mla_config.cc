@@ -1,6 +1,5 @@
 #include "models/config/mla_config.h"
 
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -17,9 +16,7 @@ constexpr std::uint32_t kMaxRank = 1u << 15;
 absl::StatusOr<MlaConfig> ReadMla(const ConfigReader& reader) {
   MlaConfig mla;
   if (!reader.Has("q_lora_rank")) return reader.Error("q_lora_rank", "is missing");
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> q_rank,
-                         reader.OptionalInteger("q_lora_rank", 1, kMaxRank));
-  mla.q_lora_rank = static_cast<std::uint32_t>(q_rank.value_or(0));
+  QUIRE_ASSIGN_OR_RETURN(mla.q_lora_rank, reader.CountOr("q_lora_rank", 1, kMaxRank, 0));
   QUIRE_ASSIGN_OR_RETURN(mla.kv_lora_rank, reader.Count("kv_lora_rank", 1, kMaxRank));
   QUIRE_ASSIGN_OR_RETURN(mla.qk_nope_head_dim, reader.Count("qk_nope_head_dim", 1, kMaxHeadDim));
   QUIRE_ASSIGN_OR_RETURN(mla.qk_rope_head_dim, reader.Count("qk_rope_head_dim", 2, kMaxHeadDim));
@@ -28,9 +25,7 @@ absl::StatusOr<MlaConfig> ReadMla(const ConfigReader& reader) {
     return reader.Error("qk_rope_head_dim",
                         absl::StrCat("is ", mla.qk_rope_head_dim, ", it must be even"));
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> interleave,
-                         reader.OptionalBool("rope_interleave"));
-  mla.rope_interleave = interleave.value_or(true);
+  QUIRE_ASSIGN_OR_RETURN(mla.rope_interleave, reader.BoolOr("rope_interleave", true));
   return mla;
 }
 

@@ -45,9 +45,8 @@ absl::StatusOr<std::vector<bool>> ReadSparseLayers(const ConfigReader& reader, c
   std::vector<bool> sparse(num_layers, true);
   for (const absl::string_view key : {"decoder_sparse_step", "interleave_moe_layer_step"}) {
     if (!ReadsKey(family, key)) continue;
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> step,
-                           reader.OptionalInteger(key, 1, kMaxLayers + 1));
-    for (std::uint32_t i = 0; i < num_layers; ++i) sparse[i] = (i + 1) % step.value_or(1) == 0;
+    QUIRE_ASSIGN_OR_RETURN(const std::uint32_t step, reader.CountOr(key, 1, kMaxLayers + 1, 1));
+    for (std::uint32_t i = 0; i < num_layers; ++i) sparse[i] = (i + 1) % step == 0;
   }
   for (const bool is_sparse : {false, true}) {
     const absl::string_view key = is_sparse ? "moe_layers" : "mlp_only_layers";
@@ -83,16 +82,15 @@ absl::Status ReadPositive(const ConfigReader& reader, const Family& family, absl
 absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
                              std::vector<bool>* sparse) {
   if (!ReadsKey(family, "first_k_dense_replace")) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> frequency,
-                         reader.OptionalInteger("moe_layer_freq", 1, kMaxLayers));
-  if (frequency.value_or(1) != 1) return reader.Unsupported("moe_layer_freq", "(supported: 1)");
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t frequency,
+                         reader.CountOr("moe_layer_freq", 1, kMaxLayers, 1));
+  if (frequency != 1) return reader.Unsupported("moe_layer_freq", "(supported: 1)");
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
                          reader.OptionalStrings("mlp_layer_types"));
   if (!types) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger("first_k_dense_replace", 0, kMaxLayers));
-    const std::size_t first =
-        static_cast<std::size_t>(given.value_or(family.defaults.first_k_dense_replace));
+    QUIRE_ASSIGN_OR_RETURN(const std::uint32_t first,
+                           reader.CountOr("first_k_dense_replace", 0, kMaxLayers,
+                                          family.defaults.first_k_dense_replace));
     for (std::size_t i = 0; i < sparse->size(); ++i) (*sparse)[i] = i >= first;
     return absl::OkStatus();
   }
@@ -122,9 +120,8 @@ absl::Status ReadWidths(const ConfigReader& reader, const Family& family, MoeCon
                 {"moe_latent_size", &moe->latent_size, 0}};
   for (const auto& width : widths) {
     if (!ReadsKey(family, width.key)) continue;
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(width.key, 1, kMaxIntermediate));
-    *width.value = static_cast<std::uint32_t>(given.value_or(width.absent));
+    QUIRE_ASSIGN_OR_RETURN(*width.value,
+                           reader.CountOr(width.key, 1, kMaxIntermediate, width.absent));
   }
   return absl::OkStatus();
 }
@@ -144,11 +141,10 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
                 {"topk_group", &moe->topk_group, 1, family.defaults.topk_group}};
   for (const auto& count : counts) {
     if (!ReadsKey(family, count.key)) continue;
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                           reader.OptionalInteger(count.key, count.low, kMaxExperts));
     // Null means one group or no shared expert.
-    const std::uint32_t absent = reader.IsNull(count.key) ? count.low : count.absent;
-    *count.value = static_cast<std::uint32_t>(given.value_or(absent));
+    const std::uint32_t fallback = reader.IsNull(count.key) ? count.low : count.absent;
+    QUIRE_ASSIGN_OR_RETURN(*count.value,
+                           reader.CountOr(count.key, count.low, kMaxExperts, fallback));
   }
   if (std::uint64_t{moe->n_shared_experts} * moe->intermediate_size > kMaxIntermediate) {
     const absl::string_view key =
@@ -167,8 +163,7 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
     *value = given.value_or("");
   }
   if (ReadsKey(family, "use_routing_bias")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> bias, reader.OptionalBool("use_routing_bias"));
-    moe->use_routing_bias = bias.value_or(true);
+    QUIRE_ASSIGN_OR_RETURN(moe->use_routing_bias, reader.BoolOr("use_routing_bias", true));
   }
   return ReadPositive(reader, family, "routed_scaling_factor",
                       family.defaults.routed_scaling_factor, &moe->routed_scaling_factor);
@@ -177,9 +172,8 @@ absl::Status ReadRouting(const ConfigReader& reader, const Family& family, MoeCo
 // Reads the keys of families in which enable_moe_block adds experts to all layers.
 absl::StatusOr<MoeConfig> ReadOptionalMoe(const ConfigReader& reader, std::uint32_t num_layers) {
   MoeConfig moe;
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> enabled,
-                         reader.OptionalBool("enable_moe_block"));
-  if (!enabled.value_or(false)) return moe;
+  QUIRE_ASSIGN_OR_RETURN(const bool enabled, reader.BoolOr("enable_moe_block", false));
+  if (!enabled) return moe;
   QUIRE_ASSIGN_OR_RETURN(moe.num_experts, reader.Count("num_experts", 1, kMaxExperts));
   QUIRE_ASSIGN_OR_RETURN(moe.experts_per_token, reader.Count("top_k_experts", 1, moe.num_experts));
   QUIRE_ASSIGN_OR_RETURN(moe.intermediate_size,
@@ -212,22 +206,18 @@ absl::StatusOr<MoeConfig> ReadMoe(const ConfigReader& reader, const Family& fami
   }
   moe.intermediate_size = intermediate_size;
   if (ReadsKey(family, "moe_intermediate_size")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
-                           reader.OptionalInteger("moe_intermediate_size", 1, kMaxIntermediate));
-    moe.intermediate_size =
-        static_cast<std::uint32_t>(width.value_or(defaults.moe_intermediate_size));
+    QUIRE_ASSIGN_OR_RETURN(moe.intermediate_size,
+                           reader.CountOr("moe_intermediate_size", 1, kMaxIntermediate,
+                                          defaults.moe_intermediate_size));
   }
   if (ReadsKey(family, "shared_expert_intermediate_size")) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> width,
-        reader.OptionalInteger("shared_expert_intermediate_size", 1, kMaxIntermediate));
-    moe.shared_expert_intermediate_size =
-        static_cast<std::uint32_t>(width.value_or(defaults.shared_expert_intermediate_size));
+    QUIRE_ASSIGN_OR_RETURN(moe.shared_expert_intermediate_size,
+                           reader.CountOr("shared_expert_intermediate_size", 1, kMaxIntermediate,
+                                          defaults.shared_expert_intermediate_size));
   }
   for (const absl::string_view key : {"norm_topk_prob", "moe_renormalize"}) {
     if (!ReadsKey(family, key)) continue;
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> renormalize, reader.OptionalBool(key));
-    moe.norm_topk_prob = renormalize.value_or(defaults.norm_topk_prob);
+    QUIRE_ASSIGN_OR_RETURN(moe.norm_topk_prob, reader.BoolOr(key, defaults.norm_topk_prob));
   }
   QUIRE_RETURN_IF_ERROR(
       ReadPositive(reader, family, "swiglu_limit", kDefaultSwigluLimit, &moe.swiglu_limit));

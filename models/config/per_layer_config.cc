@@ -24,9 +24,8 @@ absl::Status CheckCausal(const ConfigReader& reader, const Family& family) {
 
 absl::Status ReadGlobalHeads(const ConfigReader& reader, const PerLayerContext& context,
                              PerLayerConfig* config) {
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> head_dim,
-                         reader.OptionalInteger("global_head_dim", 2, kMaxHeadDim));
-  config->global_head_dim = static_cast<std::uint32_t>(head_dim.value_or(kDefaultGlobalHeadDim));
+  QUIRE_ASSIGN_OR_RETURN(config->global_head_dim,
+                         reader.CountOr("global_head_dim", 2, kMaxHeadDim, kDefaultGlobalHeadDim));
   if (config->global_head_dim % 2 != 0) {
     return reader.Error("global_head_dim",
                         absl::StrCat("is ", config->global_head_dim, ", it must be even"));
@@ -48,15 +47,12 @@ absl::Status ReadInputs(const ConfigReader& reader, const PerLayerContext& conte
                         PerLayerConfig* config) {
   constexpr absl::string_view kSize = "hidden_size_per_layer_input";
   constexpr absl::string_view kVocab = "vocab_size_per_layer_input";
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> size,
-                         reader.OptionalInteger(kSize, 0, kMaxHidden / context.num_layers));
-  const std::uint32_t absent = reader.IsNull(kSize) ? 0 : kDefaultInputSize;
-  config->hidden_size_per_layer_input = static_cast<std::uint32_t>(size.value_or(absent));
+  const std::uint32_t fallback = reader.IsNull(kSize) ? 0 : kDefaultInputSize;
+  QUIRE_ASSIGN_OR_RETURN(config->hidden_size_per_layer_input,
+                         reader.CountOr(kSize, 0, kMaxHidden / context.num_layers, fallback));
   if (config->hidden_size_per_layer_input == 0) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> vocab,
-                         reader.OptionalInteger(kVocab, 1, kMaxVocab));
-  config->vocab_size_per_layer_input =
-      static_cast<std::uint32_t>(vocab.value_or(kDefaultInputVocab));
+  QUIRE_ASSIGN_OR_RETURN(config->vocab_size_per_layer_input,
+                         reader.CountOr(kVocab, 1, kMaxVocab, kDefaultInputVocab));
   if (config->vocab_size_per_layer_input >= context.vocab_size) return absl::OkStatus();
   return reader.Error(kVocab,
                       absl::StrCat("is ", config->vocab_size_per_layer_input,
@@ -70,14 +66,10 @@ absl::StatusOr<PerLayerConfig> ReadPerLayerConfig(const ConfigReader& reader, co
   PerLayerConfig config;
   if (!ReadsKey(family, "global_head_dim")) return config;
   QUIRE_RETURN_IF_ERROR(CheckCausal(reader, family));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> k_eq_v, reader.OptionalBool("attention_k_eq_v"));
-  config.attention_k_eq_v = k_eq_v.value_or(false);
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> wide,
-                         reader.OptionalBool("use_double_wide_mlp"));
-  config.use_double_wide_mlp = wide.value_or(false);
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> shared,
-                         reader.OptionalInteger("num_kv_shared_layers", 0, context.num_layers - 1));
-  config.num_kv_shared_layers = static_cast<std::uint32_t>(shared.value_or(0));
+  QUIRE_ASSIGN_OR_RETURN(config.attention_k_eq_v, reader.BoolOr("attention_k_eq_v", false));
+  QUIRE_ASSIGN_OR_RETURN(config.use_double_wide_mlp, reader.BoolOr("use_double_wide_mlp", false));
+  QUIRE_ASSIGN_OR_RETURN(config.num_kv_shared_layers,
+                         reader.CountOr("num_kv_shared_layers", 0, context.num_layers - 1, 0));
   QUIRE_RETURN_IF_ERROR(ReadGlobalHeads(reader, context, &config));
   QUIRE_RETURN_IF_ERROR(ReadInputs(reader, context, &config));
   return config;

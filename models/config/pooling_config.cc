@@ -80,8 +80,8 @@ absl::StatusOr<PoolingMode> ReadOldMode(const ConfigReader& reader) {
       {"pooling_mode_weightedmean_tokens", std::nullopt}};
   std::optional<PoolingMode> mode;
   for (const auto& [key, meant] : kFlags) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> is_set, reader.OptionalBool(key));
-    if (!is_set.value_or(false)) continue;
+    QUIRE_ASSIGN_OR_RETURN(const bool is_set, reader.BoolOr(key, false));
+    if (!is_set) continue;
     if (!meant) {
       return reader.Unsupported(key,
                                 "(supported: pooling_mode_cls_token, "
@@ -195,8 +195,8 @@ absl::Status CheckTextSettings(const formats::ModelFiles& files, bool is_reranke
   if (files.Has(kTransformer)) {
     QUIRE_ASSIGN_OR_RETURN(const JsonFile file, ReadObject(files, kTransformer));
     const ConfigReader reader = file.reader();
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> lowers, reader.OptionalBool("do_lower_case"));
-    if (lowers.value_or(false)) return reader.Unsupported("do_lower_case", "");
+    QUIRE_ASSIGN_OR_RETURN(const bool lowers, reader.BoolOr("do_lower_case", false));
+    if (lowers) return reader.Unsupported("do_lower_case", "");
     QUIRE_ASSIGN_OR_RETURN(const std::optional<ConfigReader> modality,
                            reader.OptionalObject("modality_config"));
     if (!is_reranker && modality && modality->Has("message") && !modality->IsNull("message")) {

@@ -190,10 +190,8 @@ absl::Status ReadGptq(const ConfigReader& reader, formats::StoredQuantization* r
   }
   result->has_zeros = true;
   result->zeros_minus_one = (format ? *format : alias.value_or("gptq")) == "gptq";
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> symmetric, reader.OptionalBool("sym"));
-  result->requires_symmetric_zeros = symmetric.value_or(false);
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> order, reader.OptionalBool("desc_act"));
-  result->needs_order = order.value_or(false);
+  QUIRE_ASSIGN_OR_RETURN(result->requires_symmetric_zeros, reader.BoolOr("sym", false));
+  QUIRE_ASSIGN_OR_RETURN(result->needs_order, reader.BoolOr("desc_act", false));
   return absl::OkStatus();
 }
 
@@ -208,8 +206,8 @@ absl::Status ReadAwq(const ConfigReader& reader, formats::StoredQuantization* re
                          ReadBits(reader, reader.Has("bits") ? "bits" : "w_bit", {4}));
   QUIRE_RETURN_IF_ERROR(
       ReadGroup(reader, reader.Has("group_size") ? "group_size" : "q_group_size", result));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> zero_point, reader.OptionalBool("zero_point"));
-  if (zero_point && !*zero_point) return reader.Unsupported("zero_point", "(supported: true)");
+  QUIRE_ASSIGN_OR_RETURN(const bool zero_point, reader.BoolOr("zero_point", true));
+  if (!zero_point) return reader.Unsupported("zero_point", "(supported: true)");
   QUIRE_RETURN_IF_ERROR(CheckChoice(reader, "version", {"gemm"}));
   QUIRE_RETURN_IF_ERROR(CheckChoice(reader, "backend", {"autoawq"}));
   result->has_zeros = true;
@@ -271,8 +269,8 @@ absl::Status ReadCompressedWeights(const ConfigReader& group, absl::string_view 
   const std::string lower = absl::AsciiStrToLower(order.value_or(""));
   result->needs_order = lower == "group" || lower == "dynamic";
   QUIRE_RETURN_IF_ERROR(ReadScope(*weights, result));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> symmetric, weights->OptionalBool("symmetric"));
-  result->has_zeros = !symmetric.value_or(true);
+  QUIRE_ASSIGN_OR_RETURN(const bool is_symmetric, weights->BoolOr("symmetric", true));
+  result->has_zeros = !is_symmetric;
   if (result->has_zeros && result->is_fp8) {
     return weights->Unsupported("symmetric", "with type float");
   }

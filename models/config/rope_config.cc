@@ -146,8 +146,7 @@ absl::Status ReadYarn(const ConfigReader& rope, RopeConfig* result) {
     return rope.Error("beta_fast", absl::StrCat("is ", result->beta_fast, ", it must be at least ",
                                                 rope.PathOf("beta_slow"), " ", result->beta_slow));
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> truncate, rope.OptionalBool("truncate"));
-  result->truncate = truncate.value_or(true);
+  QUIRE_ASSIGN_OR_RETURN(result->truncate, rope.BoolOr("truncate", true));
   const std::pair<absl::string_view, std::optional<double>*> factors[] = {
       {"mscale", &result->mscale}, {"mscale_all_dim", &result->mscale_all_dim}};
   for (const auto& [key, value] : factors) {

@@ -12,16 +12,15 @@ namespace quire::models {
 namespace {
 
 // Default of max_window_layers.
-constexpr std::int64_t kDefaultMaxWindowLayers = 28;
+constexpr std::uint32_t kDefaultMaxWindowLayers = 28;
 
 // Returns the window in tokens, or 0 if the configuration disables windows.
 absl::StatusOr<std::uint32_t> ReadWidth(const ConfigReader& reader, const Family& family) {
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> width,
                          reader.OptionalInteger("sliding_window", 1, kMaxPositions));
   if (ReadsKey(family, "use_sliding_window")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> use,
-                           reader.OptionalBool("use_sliding_window"));
-    if (!use.value_or(false)) return 0;
+    QUIRE_ASSIGN_OR_RETURN(const bool use, reader.BoolOr("use_sliding_window", false));
+    if (!use) return 0;
   }
   if (width) return static_cast<std::uint32_t>(*width);
   return reader.Has("sliding_window") ? 0 : family.defaults.sliding_window;
@@ -51,11 +50,10 @@ absl::StatusOr<std::vector<bool>> ApplyWindowRule(const ConfigReader& reader, co
   }
   std::vector<bool> windowed = WindowedByRule(family.windows, num_layers, pattern);
   if (family.windows == WindowRule::kFromLayer) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> first,
-                           reader.OptionalInteger("max_window_layers", 0, kMaxPositions));
-    for (std::uint32_t i = 0; i < num_layers; ++i) {
-      windowed[i] = i >= first.value_or(kDefaultMaxWindowLayers);
-    }
+    QUIRE_ASSIGN_OR_RETURN(
+        const std::uint32_t first,
+        reader.CountOr("max_window_layers", 0, kMaxPositions, kDefaultMaxWindowLayers));
+    for (std::uint32_t i = 0; i < num_layers; ++i) windowed[i] = i >= first;
   } else if (family.windows == WindowRule::kNoRope) {
     for (std::size_t i = 0; i < rope_layers.size(); ++i) windowed[i] = !rope_layers[i];
   }
@@ -146,15 +144,14 @@ absl::StatusOr<std::vector<std::uint32_t>> ReadChunks(const ConfigReader& reader
   QUIRE_ASSIGN_OR_RETURN(std::optional<std::vector<bool>> chunked,
                          ReadLayerTypes(reader, family, num_layers, "chunked_attention"));
   if (!chunked) chunked = rope_layers;
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                         reader.OptionalInteger(kKey, 1, kMaxPositions));
+  QUIRE_ASSIGN_OR_RETURN(
+      const std::uint32_t chunk,
+      reader.CountOr(kKey, 1, kMaxPositions, family.defaults.attention_chunk_size));
   const bool any = std::find(chunked->begin(), chunked->end(), true) != chunked->end();
   if (any && reader.IsNull(kKey)) {
     return reader.Error(kKey,
                         absl::StrCat("is null, but ", family.name, " has layers with chunks"));
   }
-  const auto chunk =
-      static_cast<std::uint32_t>(given.value_or(family.defaults.attention_chunk_size));
   for (const bool has_chunk : *chunked) chunks.push_back(has_chunk ? chunk : 0);
   return chunks;
 }

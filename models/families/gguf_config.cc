@@ -149,18 +149,17 @@ class GgufConfigReader {
     QUIRE_ASSIGN_OR_RETURN(const absl::string_view architecture,
                            gguf_.String("general.architecture"));
     keys_.emplace(gguf_, architecture);
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> experts,
-                           gguf_.OptionalInteger(Key("expert_count"), 0, kMaxExperts));
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> window,
-        gguf_.OptionalInteger(Key("attention.sliding_window"), 0, kMaxPositions));
+    QUIRE_ASSIGN_OR_RETURN(const std::uint32_t experts,
+                           keys().CountOr("expert_count", kMaxExperts, 0, /*low=*/0));
+    QUIRE_ASSIGN_OR_RETURN(const std::uint32_t window,
+                           keys().CountOr("attention.sliding_window", kMaxPositions, 0, /*low=*/0));
     const auto& tensors = gguf_.tensors();
     const bool has_choice_bias =
         std::any_of(tensors.begin(), tensors.end(), [](const formats::GgufTensor& tensor) {
           return absl::EndsWith(tensor.name, ".exp_probs_b.bias");
         });
-    family_ = FindFamilyByGgufArchitecture(architecture, {.has_experts = experts.value_or(0) > 0,
-                                                          .has_windows = window.value_or(0) > 0,
+    family_ = FindFamilyByGgufArchitecture(architecture, {.has_experts = experts > 0,
+                                                          .has_windows = window > 0,
                                                           .has_choice_bias = has_choice_bias});
     if (family_ == nullptr) {
       return absl::UnimplementedError(
@@ -240,11 +239,9 @@ class GgufConfigReader {
     QUIRE_ASSIGN_OR_RETURN(config_.hidden_size, keys().Count("embedding_length", kMaxHidden));
     QUIRE_ASSIGN_OR_RETURN(num_blocks_, keys().Count("block_count", kMaxLayers));
     // Blocks for multi-token prediction follow the layers.
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> num_mtp_blocks,
-        gguf_.OptionalInteger(Key("nextn_predict_layers"), 0, std::int64_t{num_blocks_} - 1));
-    config_.num_hidden_layers =
-        num_blocks_ - static_cast<std::uint32_t>(num_mtp_blocks.value_or(0));
+    QUIRE_ASSIGN_OR_RETURN(const std::uint32_t num_mtp_blocks,
+                           keys().CountOr("nextn_predict_layers", num_blocks_ - 1, 0, /*low=*/0));
+    config_.num_hidden_layers = num_blocks_ - num_mtp_blocks;
     return ReadWidth();
   }
 
@@ -593,11 +590,9 @@ class GgufConfigReader {
     rope->kind = kind == "linear" ? RopeKind::kLinear : RopeKind::kYarn;
     rope->factor = factor;
     if (rope->kind == RopeKind::kLinear) return absl::OkStatus();
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> length,
-        gguf_.OptionalInteger(Key("rope.scaling.original_context_length"), 1, kMaxPositions));
-    rope->original_max_position =
-        static_cast<std::uint32_t>(length.value_or(config_.max_position_embeddings));
+    QUIRE_ASSIGN_OR_RETURN(rope->original_max_position,
+                           keys().CountOr("rope.scaling.original_context_length", kMaxPositions,
+                                          config_.max_position_embeddings));
     // GGUF files have no key for truncate.
     if (family_->default_rope != nullptr) rope->truncate = family_->default_rope->truncate;
     QUIRE_ASSIGN_OR_RETURN(rope->beta_fast, keys().Positive("rope.scaling.yarn_beta_fast", 32));

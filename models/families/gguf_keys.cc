@@ -30,18 +30,11 @@ absl::StatusOr<std::uint32_t> GgufKeys::Count(absl::string_view key, std::uint32
   return static_cast<std::uint32_t>(count);
 }
 
-absl::StatusOr<std::optional<std::uint32_t>> GgufKeys::OptionalCount(absl::string_view key,
-                                                                     std::uint32_t high) const {
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
-                         gguf_.OptionalInteger(Name(key), 1, high));
-  if (!count) return std::nullopt;
-  return static_cast<std::uint32_t>(*count);
-}
-
 absl::StatusOr<std::uint32_t> GgufKeys::CountOr(absl::string_view key, std::uint32_t high,
-                                                std::uint32_t fallback) const {
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::uint32_t> count, OptionalCount(key, high));
-  return count.value_or(fallback);
+                                                std::uint32_t fallback, std::uint32_t low) const {
+  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> count,
+                         gguf_.OptionalInteger(Name(key), low, high));
+  return static_cast<std::uint32_t>(count.value_or(fallback));
 }
 
 absl::StatusOr<double> GgufKeys::Positive(absl::string_view key, double fallback) const {

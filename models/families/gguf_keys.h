@@ -28,13 +28,11 @@ class GgufKeys {
   // Returns the tensor "blk.LAYER.NAME", or null if the file does not have it.
   const formats::GgufTensor* LayerTensor(std::size_t layer, absl::string_view name) const;
 
-  // Errors name the key and the range. Counts are at least 1.
+  // Errors name the key and the range. The count is at least 1.
   absl::StatusOr<std::uint32_t> Count(absl::string_view key, std::uint32_t high) const;
-  absl::StatusOr<std::optional<std::uint32_t>> OptionalCount(absl::string_view key,
-                                                             std::uint32_t high) const;
-  // Returns a count, or `fallback` for an absent key.
+  // Returns a count of at least `low`, or `fallback` for an absent key.
   absl::StatusOr<std::uint32_t> CountOr(absl::string_view key, std::uint32_t high,
-                                        std::uint32_t fallback) const;
+                                        std::uint32_t fallback, std::uint32_t low = 1) const;
   // Returns a positive number, or `fallback` for an absent key.
   absl::StatusOr<double> Positive(absl::string_view key, double fallback) const;
   // Returns a number for each of `num_blocks` blocks: the elements of an array, or the value itself

@@ -41,9 +41,9 @@ absl::Status ReadRouting(const GgufSource& source, MoeConfig* moe) {
   if (source.Reads("expert_group_count")) {
     for (const auto& [key, count] : {std::pair("expert_group_count", &moe->n_group),
                                      {"expert_group_used_count", &moe->topk_group}}) {
-      QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> groups,
-                             keys.gguf().OptionalInteger(keys.Name(key), 0, kMaxExperts));
-      *count = std::max<std::uint32_t>(static_cast<std::uint32_t>(groups.value_or(1)), 1);
+      QUIRE_ASSIGN_OR_RETURN(const std::uint32_t groups,
+                             keys.CountOr(key, kMaxExperts, 1, /*low=*/0));
+      *count = std::max(groups, 1u);
     }
     // Families with a correction bias do not need topk_method.
     if (source.family.gguf_names.choice_bias.empty()) {
@@ -64,14 +64,14 @@ absl::Status ReadRouting(const GgufSource& source, MoeConfig* moe) {
     }
   }
   if (!source.Reads("expert_gating_func")) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> function,
-                         keys.gguf().OptionalInteger(keys.Name("expert_gating_func"), 0, 1u << 16));
-  if (!function || *function == 0) return absl::OkStatus();
-  if (*function > 2) {
-    return keys.Unsupported("expert_gating_func", absl::StrCat(*function),
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t function,
+                         keys.CountOr("expert_gating_func", 1u << 16, 0, /*low=*/0));
+  if (function == 0) return absl::OkStatus();
+  if (function > 2) {
+    return keys.Unsupported("expert_gating_func", absl::StrCat(function),
                             "1 for softmax, 2 for sigmoid");
   }
-  moe->scoring_func = *function == 1 ? "softmax" : "sigmoid";
+  moe->scoring_func = function == 1 ? "softmax" : "sigmoid";
   return absl::OkStatus();
 }
 
@@ -87,11 +87,9 @@ absl::Status ReadWidths(const GgufSource& source, ModelConfig* config) {
                                         source.family.defaults.shared_expert_intermediate_size));
   }
   if (source.Reads("expert_shared_count")) {
-    QUIRE_ASSIGN_OR_RETURN(
-        const std::optional<std::int64_t> shared,
-        keys.gguf().OptionalInteger(keys.Name("expert_shared_count"), 0, kMaxExperts));
-    moe.n_shared_experts =
-        static_cast<std::uint32_t>(shared.value_or(source.family.defaults.n_shared_experts));
+    QUIRE_ASSIGN_OR_RETURN(moe.n_shared_experts,
+                           keys.CountOr("expert_shared_count", kMaxExperts,
+                                        source.family.defaults.n_shared_experts, /*low=*/0));
   }
   if (!source.Reads("moe_latent_size")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(moe.latent_size, keys.CountOr("moe_latent_size", kMaxHidden, 0));
@@ -311,10 +309,8 @@ absl::Status ReadGgufPerLayer(const GgufSource& source, ModelConfig* config) {
   if (kv_heads.empty()) kv_heads.assign(source.num_blocks, config->num_attention_heads);
   QUIRE_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> widths,
                          keys.PerBlock("feed_forward_length", source.num_blocks, kMaxIntermediate));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> shared,
-                         keys.gguf().OptionalInteger(keys.Name("attention.shared_kv_layers"), 0,
-                                                     std::int64_t{layers} - 1));
-  own.num_kv_shared_layers = static_cast<std::uint32_t>(shared.value_or(0));
+  QUIRE_ASSIGN_OR_RETURN(own.num_kv_shared_layers,
+                         keys.CountOr("attention.shared_kv_layers", layers - 1, 0, /*low=*/0));
   own.use_double_wide_mlp = own.num_kv_shared_layers > 0 && widths.back() == 2 * widths.front();
   own.num_global_key_value_heads = config->num_key_value_heads;
   for (std::uint32_t i = 0; i < layers; ++i) {
@@ -330,9 +326,8 @@ absl::Status ReadGgufPerLayer(const GgufSource& source, ModelConfig* config) {
     own.attention_k_eq_v = !source.HasMatrix(i, source.family.gguf_names.v);
   }
   QUIRE_ASSIGN_OR_RETURN(
-      const std::optional<std::int64_t> inputs,
-      keys.gguf().OptionalInteger(keys.Name("embedding_length_per_layer_input"), 0, kMaxHidden));
-  own.hidden_size_per_layer_input = static_cast<std::uint32_t>(inputs.value_or(0));
+      own.hidden_size_per_layer_input,
+      keys.CountOr("embedding_length_per_layer_input", kMaxHidden, 0, /*low=*/0));
   own.vocab_size_per_layer_input = config->vocab_size;
   const formats::GgufTensor* embedding =
       keys.gguf().FindTensor(absl::StrCat(source.family.gguf_names.input_embedding, ".weight"));

@@ -204,10 +204,9 @@ absl::Status ReadSizes(const ConfigReader& reader, const Family& family, ModelCo
                              : RequiredCount(reader, "intermediate_size", kMaxIntermediate,
                                              family.defaults.intermediate_size));
   if (ReadsKey(family, "intermediate_size_mlp")) {
-    QUIRE_ASSIGN_OR_RETURN(
-        config->intermediate_size_mlp,
-        CountOr(reader, "intermediate_size_mlp", kMaxIntermediate,
-                family.defaults.intermediate_size_mlp, family.defaults.intermediate_size_mlp));
+    QUIRE_ASSIGN_OR_RETURN(config->intermediate_size_mlp,
+                           reader.CountOr("intermediate_size_mlp", 1, kMaxIntermediate,
+                                          family.defaults.intermediate_size_mlp));
   }
   QUIRE_ASSIGN_OR_RETURN(config->num_hidden_layers,
                          reader.Count("num_hidden_layers", 1, kMaxLayers));
@@ -256,16 +255,15 @@ absl::Status ReadFlags(const ConfigReader& reader, const Family& family, ModelCo
       {"mlp_bias", &config->mlp_bias, false},
       {"tie_word_embeddings", &config->tie_word_embeddings, family.defaults.tie_word_embeddings}};
   for (const auto& flag : flags) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> value, reader.OptionalBool(flag.key));
-    *flag.value = value.value_or(flag.absent);
+    QUIRE_ASSIGN_OR_RETURN(*flag.value, reader.BoolOr(flag.key, flag.absent));
   }
   if (ReadsKey(family, "use_qk_norm")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> norms, reader.OptionalBool("use_qk_norm"));
-    config->use_qk_norm = norms.value_or(family.defaults.use_qk_norm);
+    QUIRE_ASSIGN_OR_RETURN(config->use_qk_norm,
+                           reader.BoolOr("use_qk_norm", family.defaults.use_qk_norm));
   }
   if (ReadsKey(family, "tie_embedding")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> ties, reader.OptionalBool("tie_embedding"));
-    config->tie_word_embeddings = ties.value_or(config->tie_word_embeddings);
+    QUIRE_ASSIGN_OR_RETURN(config->tie_word_embeddings,
+                           reader.BoolOr("tie_embedding", config->tie_word_embeddings));
   }
   absl::string_view key = "rms_norm_eps";
   for (const absl::string_view other : {"norm_eps", "layer_norm_epsilon"}) {
@@ -326,9 +324,8 @@ absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, Mo
   if (!ReadsKey(family, "no_rope_layers")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::int32_t>> flags,
                          reader.OptionalIds("no_rope_layers"));
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> given,
-                         reader.OptionalInteger("no_rope_layer_interval", 1, kMaxLayers + 1));
-  const std::int64_t interval = given.value_or(4);
+  QUIRE_ASSIGN_OR_RETURN(const std::uint32_t interval,
+                         reader.CountOr("no_rope_layer_interval", 1, kMaxLayers + 1, 4));
   // In published files an empty list means the same as an absent list.
   const bool has_flags = flags && !flags->empty();
   for (std::uint32_t i = 0; i < config->num_hidden_layers && !has_flags; ++i) {
@@ -420,18 +417,14 @@ absl::Status ReadTemperature(const ConfigReader& reader, const Family& family,
                              ModelConfig* config) {
   constexpr absl::string_view kKey = "attn_temperature_tuning";
   if (!ReadsKey(family, kKey)) return absl::OkStatus();
-  const bool is_number = reader.Has(kKey) && reader.OptionalInteger(kKey, 0, kMaxPositions).ok();
-  if (is_number) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> number,
-                           reader.OptionalInteger(kKey, 0, kMaxPositions));
-    config->attn_temperature_tuning = number.value_or(1) != 0;
+  const absl::StatusOr<std::uint32_t> number = reader.CountOr(kKey, 0, kMaxPositions, 1);
+  if (number.ok()) {
+    config->attn_temperature_tuning = *number != 0;
   } else {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> flag, reader.OptionalBool(kKey));
-    config->attn_temperature_tuning = flag.value_or(true);
+    QUIRE_ASSIGN_OR_RETURN(config->attn_temperature_tuning, reader.BoolOr(kKey, true));
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> period,
-                         reader.OptionalInteger("floor_scale", 1, kMaxPositions));
-  config->floor_scale = static_cast<std::uint32_t>(period.value_or(family.defaults.floor_scale));
+  QUIRE_ASSIGN_OR_RETURN(config->floor_scale, reader.CountOr("floor_scale", 1, kMaxPositions,
+                                                             family.defaults.floor_scale));
   QUIRE_ASSIGN_OR_RETURN(const std::optional<double> scale, reader.OptionalNumber("attn_scale"));
   config->attn_scale = scale.value_or(family.defaults.attn_scale);
   if (config->attn_scale >= 0 && config->attn_scale <= 1e6) return absl::OkStatus();
@@ -473,15 +466,14 @@ absl::Status ReadHybridKeys(const ConfigReader& reader, const Family& family, Mo
     config->has_rope = type == "rope";
   }
   if (ReadsKey(family, "mla_use_nope")) {
-    QUIRE_ASSIGN_OR_RETURN(const std::optional<bool> no_rope, reader.OptionalBool("mla_use_nope"));
-    if (!no_rope.value_or(true)) {
+    QUIRE_ASSIGN_OR_RETURN(const bool no_rope, reader.BoolOr("mla_use_nope", true));
+    if (!no_rope) {
       return reader.Unsupported("mla_use_nope", absl::StrCat("by ", family.name));
     }
   }
   if (!ReadsKey(family, "shared_intermediate_size")) return absl::OkStatus();
-  QUIRE_ASSIGN_OR_RETURN(const std::optional<std::int64_t> shared,
-                         reader.OptionalInteger("shared_intermediate_size", 1, kMaxIntermediate));
-  config->shared_intermediate_size = static_cast<std::uint32_t>(shared.value_or(1024));
+  QUIRE_ASSIGN_OR_RETURN(config->shared_intermediate_size,
+                         reader.CountOr("shared_intermediate_size", 1, kMaxIntermediate, 1024));
   return absl::OkStatus();
 }
 
