@@ -92,7 +92,7 @@ std::int64_t NodesOf(const models::ModelSpec& spec, const CudaSizes& sizes,
       nodes += layer.has_moe() ? 2 * kActivationQuantNodes : kActivationQuantNodes;
     if (layer.heads.qk_norm.kind != models::NormKind::kNone) nodes += kQkNormNodes;
     if (layer.heads.v_norm.kind != models::NormKind::kNone) ++nodes;
-    if (layer.heads.output_gate != models::GateKind::kNone) ++nodes;
+    if (layer.heads.output_gate) ++nodes;
     if (layer.has_state()) nodes += kRecurrentNodes;
     if (models::NeedsBranchBuffer(layer)) nodes += kBranchNodes;
     if (layer.has_moe()) nodes += kMoeNodes;

@@ -85,7 +85,7 @@ HeadShape ShapeOf(const models::LayerSpec& layer, const models::LayerWeights& we
   shape.kv_heads = heads.num_kv_heads;
   shape.head_size = heads.head_size;
   shape.width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size;
-  if (models::HasGateInQueries(layer)) shape.width += heads.num_heads * heads.head_size;
+  if (layer.heads.output_gate) shape.width += heads.num_heads * heads.head_size;
   shape.rotary = heads.rope >= 0 ? heads.rotary_size : 0;
   shape.rotary_first = heads.rope >= 0 ? heads.rotary_first : 0;
   shape.style = style(heads.rope_style);

@@ -22,7 +22,7 @@ struct QkvLayout {
         k_width(layer.stores_kv() ? std::int64_t{layer.heads.num_kv_heads} * layer.heads.head_size
                                   : 0),
         gate_at(q_width + 2 * k_width),
-        width(gate_at + (layer.heads.output_gate == GateKind::kNone ? 0 : q_width)) {}
+        width(gate_at + (layer.heads.output_gate ? q_width : 0)) {}
   std::int64_t q_width;
   std::int64_t k_width;
   std::int64_t gate_at;
@@ -195,7 +195,7 @@ absl::Status StoreAndAttend(const StepContext& step, const LayerSpec& layer,
 // Computes attended *= sigmoid(gate), if the layer has a gate.
 absl::Status ApplyOutputGate(const StepContext& step, const LayerSpec& layer) {
   const AttentionSpec& heads = layer.heads;
-  if (heads.output_gate == GateKind::kNone) return absl::OkStatus();
+  if (!heads.output_gate) return absl::OkStatus();
   const StepBuffers& b = *step.buffers;
   const QkvLayout layout(layer);
   return kernels::GateNorm(*step.backend, {.x = b.attended,

@@ -8,7 +8,6 @@
 #include "kernels/elementwise/step_inputs.h"
 #include "kernels/sparse/index_score.h"
 #include "models/blocks/tail_rows.h"
-#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {
@@ -93,7 +92,7 @@ Widths WidthsOf(const ModelSpec& spec) {
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec& heads = layer.heads;
     const std::int64_t all_heads =
-        std::int64_t{heads.num_heads} * (HasGateInQueries(layer) ? 2 : 1) + 2 * heads.num_kv_heads;
+        std::int64_t{heads.num_heads} * (layer.heads.output_gate ? 2 : 1) + 2 * heads.num_kv_heads;
     widths.qkv = std::max(widths.qkv, all_heads * heads.head_size);
     widths.attended = std::max(widths.attended, std::int64_t{heads.num_heads} * heads.head_size);
     widths.gate_up = std::max(widths.gate_up, layer.dense.inner_columns());

@@ -300,13 +300,6 @@ std::string UnsupportedNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// True if the gate is a sigmoid of one number per output column, computed by additional rows of the
-// query projection. Other gates are not supported.
-bool IsSupportedGate(const AttentionSpec& heads) {
-  return heads.output_gate == GateKind::kSigmoid && !heads.output_gate_per_head &&
-         heads.output_gate_source == GateSource::kInQueryProjection;
-}
-
 // True if a norm of q and k after the rotation equals one before it.
 bool NormCommutesWithRope(const ModelSpec& spec, const AttentionSpec& heads) {
   if (heads.rope < 0) return true;
@@ -325,15 +318,10 @@ std::string UnsupportedAttention(const ModelSpec& spec, const AttentionSpec& hea
        heads.head_size > kernels::kMaxQkvColumns || heads.head_size % 4 != 0, true},
       {"q_bias, k_bias and v_bias that differ",
        heads.q_bias != heads.k_bias || heads.q_bias != heads.v_bias},
-      {"clip_qkv", heads.clip_qkv != 0},
-      {"qk_norm with a weight for each head",
-       Has(heads.qk_norm) && heads.qk_norm_scope == QkNormScope::kPerHeadOwn},
       {"qk_norm_after_rope with weights or with an attention factor of rope", norms_rotated},
       {"v_norm that is not an RMS norm without weight",
        Has(heads.v_norm) && (heads.v_norm.kind != NormKind::kRms || heads.v_norm.has_weight)},
-      {"v_from_k with an output_gate", heads.v_from_k && heads.output_gate != GateKind::kNone},
-      {"value_scale", heads.value_scale != 1},
-      {"output_gate", heads.output_gate != GateKind::kNone && !IsSupportedGate(heads)},
+      {"v_from_k with an output_gate", heads.v_from_k && heads.output_gate},
   };
   std::string unsupported = FirstUnsupported(knobs, device);
   NormSpec qk_norm = heads.qk_norm;
@@ -344,7 +332,6 @@ std::string UnsupportedAttention(const ModelSpec& spec, const AttentionSpec& hea
 std::string UnsupportedMla(const MlaSpec& mla, DeviceKind device) {
   const auto is_uneven = [](std::uint32_t columns) { return columns % 8 != 0; };
   const Knob knobs[] = {
-      {"q_latent_scale or kv_latent_scale", mla.q_latent_scale != 1 || mla.kv_latent_scale != 1},
       {"MLA cache rows of more than 576 columns, kv_lora_rank + qk_rope_head_dim",
        mla.kv_lora_rank + mla.rope_size > kernels::kMaxLatentColumns, true},
       {"a qk_rope_head_dim above 128", mla.rope_size > kernels::kMaxLatentRope, true},
@@ -362,11 +349,8 @@ std::string UnsupportedMla(const MlaSpec& mla, DeviceKind device) {
   return FirstUnsupported(knobs, device);
 }
 
-std::string UnsupportedMlp(const MlpSpec& mlp, DeviceKind device) {
-  const Knob knobs[] = {
-      {"gate_bias and up_bias that differ", mlp.gated && mlp.gate_bias != mlp.up_bias},
-  };
-  return FirstUnsupported(knobs, device);
+std::string UnsupportedMlp(const MlpSpec& mlp) {
+  return mlp.gated && mlp.gate_bias != mlp.up_bias ? "gate_bias and up_bias that differ" : "";
 }
 
 // Maximum number of floats that the router keeps in shared memory of a GPU: two per expert and one
@@ -377,19 +361,16 @@ std::string UnsupportedMoe(const MoeSpec& moe, DeviceKind device) {
   const Knob knobs[] = {
       {"2 * num_experts + groups above 3072", 2 * moe.num_experts + moe.groups > kMaxRouterFloats,
        true},
-      {"router_softcap", moe.router_softcap != 0},
-      {"shared_average", moe.shared_average},
   };
   std::string unsupported = FirstUnsupported(knobs, device);
   if (unsupported.empty()) unsupported = UnsupportedNorm("router_norm", moe.router_norm);
-  if (unsupported.empty()) unsupported = UnsupportedMlp(moe.expert, device);
-  if (unsupported.empty() && moe.shared) unsupported = UnsupportedMlp(*moe.shared, device);
+  if (unsupported.empty()) unsupported = UnsupportedMlp(moe.expert);
+  if (unsupported.empty() && moe.shared) unsupported = UnsupportedMlp(*moe.shared);
   return unsupported;
 }
 
 std::string UnsupportedLayer(const ModelSpec& spec, const LayerSpec& layer, DeviceKind device) {
   const Knob knobs[] = {
-      {"parallel order", layer.order != LayerOrder::kSequential},
       {"kv_from_layer without heads",
        layer.kv_from_layer >= 0 && layer.attention != AttentionKind::kHeads},
   };
@@ -409,7 +390,7 @@ std::string UnsupportedLayer(const ModelSpec& spec, const LayerSpec& layer, Devi
   }
   if (unsupported.empty() && layer.has_moe()) unsupported = UnsupportedMoe(layer.moe, device);
   if (unsupported.empty() && layer.mlp != MlpKind::kMoe) {
-    unsupported = UnsupportedMlp(layer.dense, device);
+    unsupported = UnsupportedMlp(layer.dense);
   }
   return unsupported;
 }
@@ -443,7 +424,6 @@ std::string UnsupportedEnds(const ModelSpec& spec, DeviceKind device) {
       {"no layer with keys and values",
        std::none_of(spec.layers.begin(), spec.layers.end(),
                     [](const LayerSpec& layer) { return layer.has_kv(); })},
-      {"head_bias", spec.head_bias},
   };
   std::string unsupported = FirstUnsupported(knobs, device);
   if (unsupported.empty()) unsupported = UnsupportedNorm("layer_inputs", spec.layer_inputs.norm);
@@ -482,11 +462,9 @@ std::string DumpHeads(const AttentionSpec& heads) {
   AppendSet(&text, "k_bias", heads.k_bias);
   AppendSet(&text, "v_bias", heads.v_bias);
   AppendSet(&text, "o_bias", heads.o_bias);
-  AppendSet(&text, absl::StrCat("clip ", heads.clip_qkv), heads.clip_qkv != 0);
   AppendSet(&text, absl::StrCat("qk_norm ", DumpNorm(heads.qk_norm)),
             heads.qk_norm.kind != NormKind::kNone);
   AppendSet(&text, "whole", heads.qk_norm_scope == QkNormScope::kWhole);
-  AppendSet(&text, "own", heads.qk_norm_scope == QkNormScope::kPerHeadOwn);
   AppendSet(&text, "qk_norm_after_rope", heads.qk_norm_after_rope);
   AppendSet(&text, absl::StrCat("v_norm ", DumpNorm(heads.v_norm)),
             heads.v_norm.kind != NormKind::kNone);
@@ -499,9 +477,7 @@ std::string DumpHeads(const AttentionSpec& heads) {
   AppendSet(&text, absl::StrCat("window ", heads.window), heads.window != 0);
   AppendSet(&text, absl::StrCat("chunk ", heads.chunk), heads.chunk != 0);
   AppendSet(&text, "sinks", heads.has_sinks);
-  AppendSet(&text, absl::StrCat("value_scale ", heads.value_scale), heads.value_scale != 1);
-  AppendSet(&text, "output_gate", heads.output_gate != GateKind::kNone);
-  AppendSet(&text, "in q_proj", heads.output_gate_source == GateSource::kInQueryProjection);
+  AppendSet(&text, "output_gate in q_proj", heads.output_gate);
   return text;
 }
 
@@ -568,7 +544,6 @@ std::string DumpMoe(const MoeSpec& moe) {
       absl::StrCat("experts ", moe.top_k, " of ", moe.num_experts, " ",
                    kScores[static_cast<std::size_t>(moe.score)], " ", DumpMlp(moe.expert));
   AppendSet(&text, "router_bias", moe.router_bias);
-  AppendSet(&text, absl::StrCat("router_softcap ", moe.router_softcap), moe.router_softcap != 0);
   AppendSet(&text, "choice_bias", moe.choice_bias);
   AppendSet(&text,
             absl::StrCat("groups ", moe.groups_kept, " of ", moe.groups, " by ",
@@ -580,15 +555,13 @@ std::string DumpMoe(const MoeSpec& moe) {
   AppendSet(&text, absl::StrCat("latent ", moe.latent), moe.latent != 0);
   if (moe.shared) absl::StrAppend(&text, " shared ", DumpMlp(*moe.shared));
   AppendSet(&text, "shared_gate", moe.shared_gate);
-  AppendSet(&text, "shared_average", moe.shared_average);
   AppendSet(&text, absl::StrCat("router_norm ", DumpNorm(moe.router_norm)), Has(moe.router_norm));
   AppendSet(&text, "expert_scale", moe.expert_scale);
   return text;
 }
 
 std::string DumpLayer(const LayerSpec& layer) {
-  std::string text = layer.order == LayerOrder::kSequential ? "sequential" : "parallel";
-  absl::StrAppend(&text, "; attn_in ", DumpNorm(layer.attn_in), "; ");
+  std::string text = absl::StrCat("sequential; attn_in ", DumpNorm(layer.attn_in), "; ");
   if (layer.attention == AttentionKind::kHeads) {
     text += DumpHeads(layer.heads);
   } else if (layer.attention == AttentionKind::kMla) {
@@ -703,7 +676,6 @@ std::string DumpSpec(const ModelSpec& spec) {
                          inputs.embed_scale, " ", inputs.projection_scale, " ", inputs.scale,
                          " norm ", DumpNorm(inputs.norm)),
             inputs.size > 0);
-  AppendSet(&text, "head_bias", spec.head_bias);
   AppendSet(&text, absl::StrCat("logit_scale ", spec.logit_scale), spec.logit_scale != 1);
   AppendSet(&text, absl::StrCat("logit_softcap ", spec.logit_softcap), spec.logit_softcap != 0);
   for (const std::int32_t id : spec.eos_ids) absl::StrAppend(&text, " eos ", id);

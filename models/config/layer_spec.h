@@ -6,18 +6,15 @@
 //
 //   x = E[token] * embed_scale
 //   for L in layers:
-//     sequential   a = attn(norm(x, L.attn_in));   x += L.residual_scale * norm(a, L.attn_out)
-//                  m = mlp (norm(x, L.mlp_in));    x += L.residual_scale * norm(m, L.mlp_out)
-//     parallel     h = norm(x, L.attn_in);  g = L.mlp_in ? norm(x, L.mlp_in) : h
-//                  x += L.residual_scale * (attn(h) + mlp(g))
+//     a = attn(norm(x, L.attn_in));   x += L.residual_scale * norm(a, L.attn_out)
+//     m = mlp (norm(x, L.mlp_in));    x += L.residual_scale * norm(m, L.mlp_out)
 //     x += norm(W_p (act(W_g x) * u_L), L.input.norm)                if L.input.size > 0
 //     x *= L.output_scale * (L.has_output_scale ? output_scale tensor : 1)
 //   A layer with one branch, attention or mlp, computes that branch alone.
-//   logits = softcap(W_head * norm(x, final_norm) * logit_scale + head_bias, logit_softcap)
+//   logits = softcap(W_head * norm(x, final_norm) * logit_scale, logit_softcap)
 //
-// The structs have all knobs of the known families; CheckSupported rejects those that this version
-// cannot compute. Notation: p is the absolute position, d the head size. docs/adding_a_model.md
-// explains how to fill a spec.
+// CheckSupported rejects a spec that this version cannot compute. Notation: p is the absolute
+// position, d the head size. docs/adding_a_model.md explains how to fill a spec.
 
 #include <algorithm>
 #include <cstdint>
@@ -47,16 +44,12 @@ struct NormSpec {
 };
 
 enum class QkNormScope : std::uint8_t {
-  kPerHead,     // norm over d; one weight [d] for all heads
-  kWhole,       // norm over heads * d, before the split into heads
-  kPerHeadOwn,  // norm over d; weight [heads, d]
+  kPerHead,  // norm over d; one weight [d] for all heads
+  kWhole,    // norm over heads * d, before the split into heads
 };
 
 // Pairs of columns that rotate together, for rotary size r: (i, i + r/2) or (2i, 2i + 1).
 enum class RopeStyle : std::uint8_t { kHalf, kInterleaved };
-
-enum class GateKind : std::uint8_t { kNone, kSigmoid, kSoftplus };
-enum class GateSource : std::uint8_t { kOwnMatrix, kInQueryProjection };
 
 // After rope: q *= 1 + beta * ln(1 + floor((p + offset) / period)). Off if beta is 0.
 struct PositionScale {
@@ -66,7 +59,7 @@ struct PositionScale {
   friend bool operator==(const PositionScale&, const PositionScale&) = default;
 };
 
-// Attention over heads. Order: project + bias, gate split, QK norm and clip, rope, position scale,
+// Attention over heads. Order: project + bias, gate split, QK norm, rope, position scale,
 // cache write, scores, softcap, mask, softmax (+ sink), V, gate, output projection (+ bias).
 struct AttentionSpec {
   std::uint32_t num_heads = 0;
@@ -77,7 +70,6 @@ struct AttentionSpec {
   bool k_bias = false;
   bool v_bias = false;
   bool o_bias = false;
-  float clip_qkv = 0;  // clamp q, k, v to +-c after projection; 0: off
   NormSpec qk_norm;
   QkNormScope qk_norm_scope = QkNormScope::kPerHead;
   bool qk_norm_after_rope = false;
@@ -93,10 +85,8 @@ struct AttentionSpec {
   std::uint32_t window = 0;  // key j visible to query i iff i - w < j <= i; 0: off
   std::uint32_t chunk = 0;   // visible iff i / c == j / c and j <= i; 0: off
   bool has_sinks = false;    // one learned logit per head joins the softmax without a value row
-  float value_scale = 1;     // factor of v, before v is cached
-  GateKind output_gate = GateKind::kNone;
-  bool output_gate_per_head = false;
-  GateSource output_gate_source = GateSource::kOwnMatrix;
+  // The result is multiplied by a sigmoid of additional rows of the query projection.
+  bool output_gate = false;
   friend bool operator==(const AttentionSpec&, const AttentionSpec&) = default;
 };
 
@@ -134,8 +124,6 @@ struct MlaSpec {
   bool qa_bias = false;
   bool kva_bias = false;
   bool o_bias = false;
-  float q_latent_scale = 1;
-  float kv_latent_scale = 1;
   std::optional<IndexSpec> index = std::nullopt;  // absent: a query sees all keys
   // True if the layer computes a selection.
   constexpr bool has_indexer() const { return index && index->is_own(); }
@@ -259,7 +247,6 @@ struct MoeSpec {
   MlpSpec expert;
   RouterScore score = RouterScore::kSoftmaxAll;
   bool router_bias = false;
-  float router_softcap = 0;
   bool choice_bias = false;  // added to the scores for choosing experts, not to their weights
   std::uint32_t groups = 1;
   std::uint32_t groups_kept = 1;
@@ -273,14 +260,12 @@ struct MoeSpec {
   std::uint32_t latent = 0;
   std::optional<MlpSpec> shared;
   bool shared_gate = false;
-  bool shared_average = false;
   // The router reads this norm of the residual stream instead of the input of the experts.
   NormSpec router_norm;
   bool expert_scale = false;  // one learned factor per expert, after renormalizing
   friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
 };
 
-enum class LayerOrder : std::uint8_t { kSequential, kParallel };
 enum class AttentionKind : std::uint8_t { kHeads, kMla, kRecurrent, kShortConv, kNone };
 enum class MlpKind : std::uint8_t {
   kDense,
@@ -299,7 +284,6 @@ struct LayerInputSpec {
 };
 
 struct LayerSpec {
-  LayerOrder order = LayerOrder::kSequential;
   NormSpec attn_in;
   NormSpec attn_out;
   NormSpec mlp_in;
@@ -365,7 +349,6 @@ struct ModelSpec {
   // Rows of the matrix `score`, which maps the hidden state of the last token to labels; 0: none.
   std::uint32_t num_labels = 0;
   bool tie_embeddings = false;
-  bool head_bias = false;
   float logit_scale = 1;
   float logit_softcap = 0;  // 0: off
   std::vector<std::int32_t> eos_ids;

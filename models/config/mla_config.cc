@@ -1,6 +1,5 @@
 #include "models/config/mla_config.h"
 
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "models/config/config_reader.h"

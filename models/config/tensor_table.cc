@@ -25,7 +25,7 @@ Extent ExtentInHeads(Dim dim, const LayerSpec& layer) {
     case Dim::kQueries:
       return {queries, "num_attention_heads * head_dim"};
     case Dim::kQueryRows:
-      if (!HasGateInQueries(layer)) return {queries, "num_attention_heads * head_dim"};
+      if (!layer.heads.output_gate) return {queries, "num_attention_heads * head_dim"};
       return {2 * queries, "2 * num_attention_heads * head_dim"};
     case Dim::kKeys:
       return {keys, "num_key_value_heads * head_dim"};
@@ -267,7 +267,7 @@ std::vector<PartInfo> TensorInfo::PartsIn(const TensorNames& names) const {
 
 std::vector<RowRange> QueryRows(const LayerSpec& layer) {
   const std::int64_t size = layer.heads.head_size;
-  if (!HasGateInQueries(layer)) return {{0, layer.heads.num_heads * size}};
+  if (!layer.heads.output_gate) return {{0, layer.heads.num_heads * size}};
   std::vector<RowRange> rows;
   for (std::int64_t h = 0; h < layer.heads.num_heads; ++h) rows.push_back({2 * h * size, size});
   return rows;
@@ -284,7 +284,7 @@ std::vector<RowRange> ValueRows(const LayerSpec& layer) {
 
 std::vector<RowRange> GateRows(const LayerSpec& layer) {
   std::vector<RowRange> rows;
-  if (!HasGateInQueries(layer)) return rows;
+  if (!layer.heads.output_gate) return rows;
   const std::int64_t size = layer.heads.head_size;
   for (std::int64_t h = 0; h < layer.heads.num_heads; ++h) {
     rows.push_back({(2 * h + 1) * size, size});

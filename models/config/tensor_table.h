@@ -324,11 +324,6 @@ constexpr NormSpec QkNorm(const LayerSpec& layer) {
   return layer.heads.qk_norm;
 }
 
-constexpr bool HasGateInQueries(const LayerSpec& layer) {
-  return layer.heads.output_gate != GateKind::kNone &&
-         layer.heads.output_gate_source == GateSource::kInQueryProjection;
-}
-
 // Return the rows of queries and of output gates in the query projection. With gates, the rows of a
 // head are followed by those of its gate.
 std::vector<RowRange> QueryRows(const LayerSpec& layer);

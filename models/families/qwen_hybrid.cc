@@ -174,8 +174,7 @@ absl::StatusOr<ModelSpec> HybridSpec(const ModelConfig& config, const Family& fa
     layer.attn_in = norm;
     layer.mlp_in = norm;
     layer.heads.qk_norm = norm;
-    layer.heads.output_gate = GateKind::kSigmoid;
-    layer.heads.output_gate_source = GateSource::kInQueryProjection;
+    layer.heads.output_gate = true;
   }
   spec.final_norm = norm;
   UseRecurrentLayers(config, GatedDeltaRule(config), &spec);

@@ -33,7 +33,7 @@ absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
     refused = "a recurrent layer";
   } else if (spec.attention == AttentionKind::kShortConv) {
     refused = "a short convolution";
-  } else if (HasGateInQueries(spec)) {
+  } else if (spec.heads.output_gate) {
     refused = "an output gate in the query projection";
   } else if (spec.has_moe()) {
     refused = "a mixture of experts";

@@ -145,8 +145,7 @@ void ShareKeys(ModelSpec& spec, std::size_t source) {
 }
 
 void UseGate(ModelSpec& spec) {
-  Heads(spec).output_gate = GateKind::kSigmoid;
-  Heads(spec).output_gate_source = GateSource::kInQueryProjection;
+  Heads(spec).output_gate = true;
 }
 
 void UseInputs(ModelSpec& spec, const NormSpec& norm) {
@@ -498,7 +497,7 @@ class Reference {
   // Removes the output gates, whose rows follow those of the query of their head.
   static Doubles TakeGates(const AttentionSpec& heads, Doubles* q) {
     Doubles gates;
-    if (heads.output_gate == GateKind::kNone) return gates;
+    if (!heads.output_gate) return gates;
     const auto d = static_cast<std::ptrdiff_t>(heads.head_size);
     for (auto head = q->begin(); head != q->end();) {
       head += d;

@@ -201,20 +201,13 @@ absl::Status Checked(const Knob& knob, DeviceKind device) {
 // Each listed option that is not implemented is rejected by name, on any layer.
 TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
   const Knob knobs[] = {
-      {"parallel", [](ModelSpec& s) { s.layers[2].order = LayerOrder::kParallel; }},
       {"attn_in LayerNorm", [](ModelSpec& s) { s.layers[2].attn_in.kind = NormKind::kLayer; }},
       {"mlp_in without weight", [](ModelSpec& s) { s.layers[2].mlp_in.has_weight = false; }},
       {"attn_out LayerNorm", [](ModelSpec& s) { s.layers[2].attn_out.kind = NormKind::kLayer; }},
       {"final without weight or with bias", [](ModelSpec& s) { s.final_norm.has_bias = true; }},
       {"head geometry", [](ModelSpec& s) { s.layers[1].attention = AttentionKind::kMla; }},
-      {"clip_qkv", [](ModelSpec& s) { s.layers[2].heads.clip_qkv = 8; }},
       {"qk_norm LayerNorm",
        [](ModelSpec& s) { s.layers[2].heads.qk_norm.kind = NormKind::kLayer; }},
-      {"qk_norm with a weight for each head",
-       [](ModelSpec& s) {
-         s.layers[2].heads.qk_norm.kind = NormKind::kRms;
-         s.layers[2].heads.qk_norm_scope = QkNormScope::kPerHeadOwn;
-       }},
       {"qk_norm_after_rope with weights",
        [](ModelSpec& s) {
          s.layers[2].heads.qk_norm.kind = NormKind::kRms;
@@ -226,8 +219,6 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
          s.rope_tables[0].attention_factor = 1.2f;
        }},
       {"v_norm", [](ModelSpec& s) { s.layers[2].heads.v_norm.kind = NormKind::kRms; }},
-      {"value_scale", [](ModelSpec& s) { s.layers[2].heads.value_scale = 0.7f; }},
-      {"output_gate", [](ModelSpec& s) { s.layers[2].heads.output_gate = GateKind::kSigmoid; }},
       {"no layer with keys and values",
        [](ModelSpec& s) { s.layers.assign(3, RecurrentLayer(s)); }},
       {"v_head_size", [](ModelSpec& s) { s.layers[2].heads.v_head_size = 8; }},
@@ -235,12 +226,10 @@ TEST(LayerSpecTest, RejectsUnimplementedOptionsByName) {
       {"v_from_k with an output_gate",
        [](ModelSpec& s) {
          s.layers[2].heads.v_from_k = true;
-         s.layers[2].heads.output_gate = GateKind::kSigmoid;
-         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
+         s.layers[2].heads.output_gate = true;
        }},
       {"router_norm without weight",
        [](ModelSpec& s) { Moe(s).router_norm = WithoutWeight(s.final_norm); }},
-      {"head_bias", [](ModelSpec& s) { s.head_bias = true; }},
   };
   for (const Knob& knob : knobs) {
     const absl::Status status = Checked(knob, DeviceKind::kCpu);
@@ -272,7 +261,7 @@ void ExpectCpuOnly(std::span<const Knob> knobs) {
 TEST(LayerSpecTest, HeadsOfOtherLayersDoNotCount) {
   ModelSpec spec = LlamaSpec();
   spec.layers[2] = RecurrentLayer(spec);
-  spec.layers[2].heads.clip_qkv = 8;
+  spec.layers[2].heads.v_head_size = 8;
   EXPECT_TRUE(CheckSupported(spec, DeviceKind::kCpu).ok());
 }
 
@@ -348,10 +337,7 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
       {"an MLP without gate", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
       {"experts behind a latent projection", [](ModelSpec& s) { Moe(s).latent = 32; }},
       {"output_gate in the query projection",
-       [](ModelSpec& s) {
-         s.layers[2].heads.output_gate = GateKind::kSigmoid;
-         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
-       }},
+       [](ModelSpec& s) { s.layers[2].heads.output_gate = true; }},
       {"attn_out", [&](ModelSpec& s) { s.layers[2].attn_out = norm; }},
       {"mlp_out", [&](ModelSpec& s) { s.layers[2].mlp_out = norm; }},
       {"attn_in", [](ModelSpec& s) { s.layers[2].attn_in = {}; }},
@@ -378,11 +364,7 @@ TEST(LayerSpecTest, AcceptsOptionsOfBothDevices) {
 TEST(LayerSpecTest, AcceptsUnusualLayersOnBothDevices) {
   const Knob knobs[] = {
       {"plain", [](ModelSpec& s) { s.layers[2].dense.gated = false; }},
-      {"output_gate",
-       [](ModelSpec& s) {
-         s.layers[2].heads.output_gate = GateKind::kSigmoid;
-         s.layers[2].heads.output_gate_source = GateSource::kInQueryProjection;
-       }},
+      {"output_gate", [](ModelSpec& s) { s.layers[2].heads.output_gate = true; }},
       {"position_scale",
        [](ModelSpec& s) { s.layers[2].heads.q_position_scale = {.beta = 0.1f, .period = 8}; }},
       {"chunk", [](ModelSpec& s) { s.layers[2].heads.chunk = 32; }},

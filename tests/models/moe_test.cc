@@ -490,11 +490,11 @@ TEST(MoeSpecTest, BothDevicesSupportItAndRejectOthersByName) {
   for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
     EXPECT_TRUE(CheckSupported(spec, device).ok()) << CheckSupported(spec, device);
   }
-  spec.layers[1].moe.shared_average = true;
+  spec.layers[1].moe.router_norm.kind = NormKind::kLayer;
   for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
     const absl::Status status = CheckSupported(spec, device);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with shared_average"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("layer 1 with router_norm LayerNorm"));
   }
 }
 

@@ -16,7 +16,6 @@
 #include "models/config/layer_spec.h"
 #include "models/config/model_config.h"
 #include "models/families/registry.h"
-#include "models/families/registry.h"
 #include "models/weights/dummy_checkpoint.h"
 #include "models/weights/weights.h"
 #include "runtime/packed_file.h"
@@ -468,8 +467,7 @@ TEST(TensorTableTest, OutputGatesLieBetweenTheRowsOfQueries) {
   ASSERT_EQ(QueryRows(layer).size(), 1u);
   EXPECT_EQ(QueryRows(layer)[0].count, 64);
   EXPECT_TRUE(GateRows(layer).empty());
-  layer.heads.output_gate = GateKind::kSigmoid;
-  layer.heads.output_gate_source = GateSource::kInQueryProjection;
+  layer.heads.output_gate = true;
   EXPECT_EQ(ExtentOf(Dim::kQueryRows, 40, layer).size, 128);
   ASSERT_EQ(QueryRows(layer).size(), 4u);
   EXPECT_EQ(QueryRows(layer)[3].first, 96);

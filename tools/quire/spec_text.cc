@@ -75,8 +75,7 @@ std::string DescribeHeads(const AttentionSpec& heads) {
   parts.AddIf(heads.v_from_k, "V is the projection of K");
   parts.AddIf(heads.has_sinks, "attention sinks");
   parts.AddIf(heads.softcap != 0, "scores capped at ", heads.softcap);
-  parts.AddIf(heads.clip_qkv != 0, "Q, K and V clipped at ", heads.clip_qkv);
-  parts.AddIf(heads.output_gate != models::GateKind::kNone, "output gate");
+  parts.AddIf(heads.output_gate, "output gate");
   parts.AddIf(!biases.empty(), biases);
   return parts.Join();
 }
@@ -160,9 +159,6 @@ std::string DescribeLayer(const LayerSpec& layer) {
     parts.push_back(absl::StrCat("per-layer input of ", layer.input.size, " columns"));
   }
   parts.push_back(DescribeNorms(layer));
-  if (layer.order == models::LayerOrder::kParallel) {
-    parts.emplace_back("attention and MLP in parallel");
-  }
   if (layer.kv_from_layer >= 0) {
     parts.push_back(absl::StrCat("K and V of layer ", layer.kv_from_layer));
   }
