@@ -7,22 +7,7 @@
 namespace quire::models {
 
 kernels::GateShape GateShapeOf(const MlpSpec& mlp) {
-  kernels::GateShape shape{.alpha = mlp.alpha, .limit = mlp.limit, .up_offset = mlp.up_offset};
-  switch (mlp.act) {
-    case Activation::kSilu:
-      shape.act = kernels::Activation::kSilu;
-      break;
-    case Activation::kGeluTanh:
-      shape.act = kernels::Activation::kGeluTanh;
-      break;
-    case Activation::kGeluErf:
-      shape.act = kernels::Activation::kGeluErf;
-      break;
-    case Activation::kRelu2:
-      shape.act = kernels::Activation::kRelu2;
-      break;
-  }
-  return shape;
+  return {.act = mlp.act, .alpha = mlp.alpha, .limit = mlp.limit, .up_offset = mlp.up_offset};
 }
 
 absl::Status Activate(const StepContext& step, const MlpSpec& mlp, kernels::FloatPtr y,

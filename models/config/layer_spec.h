@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "base/device.h"
+#include "kernels/backend/gate_shape.h"
 #include "models/config/rope_table.h"
 
 namespace quire::models {
@@ -216,12 +217,7 @@ struct ShortConvSpec {
 inline constexpr std::uint32_t kMaxConvWidth = 8;
 inline constexpr std::uint32_t kMaxStateColumns = 256;  // limit of key_size and of value_size
 
-enum class Activation : std::uint8_t {
-  kSilu,      // x / (1 + e^(-alpha x))
-  kGeluTanh,  // 0.5 x (1 + tanh(0.7978845608 (x + 0.044715 x^3)))
-  kGeluErf,   // 0.5 x (1 + erf(x / sqrt 2))
-  kRelu2,     // max(x, 0)^2
-};
+using kernels::Activation;
 
 struct MlpSpec {
   bool gated = true;  // W_down(act(W_gate x) * W_up x), else W_down act(W_up x)
