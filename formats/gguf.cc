@@ -21,36 +21,21 @@ constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::int64_t kMaxAlignment = std::int64_t{1} << 20;
 constexpr char kAlignmentKey[] = "general.alignment";
 
-// Returns the size of a scalar in bytes; 0 for types without a fixed size.
+// The value types in the order of GgufType. Strings and arrays have no fixed size.
+constexpr struct {
+  absl::string_view name;
+  std::uint64_t bytes;
+} kTypes[] = {{"uint8", 1},  {"int8", 1},    {"uint16", 2}, {"int16", 2},  {"uint32", 4},
+              {"int32", 4},  {"float32", 4}, {"bool", 1},   {"string", 0}, {"array", 0},
+              {"uint64", 8}, {"int64", 8},   {"float64", 8}};
+
+// Returns the size of a scalar; 0 for types without a fixed size.
 std::uint64_t ScalarBytes(GgufType type) {
-  switch (type) {
-    case GgufType::kU8:
-    case GgufType::kI8:
-    case GgufType::kBool:
-      return 1;
-    case GgufType::kU16:
-    case GgufType::kI16:
-      return 2;
-    case GgufType::kU32:
-    case GgufType::kI32:
-    case GgufType::kF32:
-      return 4;
-    case GgufType::kU64:
-    case GgufType::kI64:
-    case GgufType::kF64:
-      return 8;
-    case GgufType::kString:
-    case GgufType::kArray:
-      return 0;
-  }
-  return 0;
+  return kTypes[static_cast<std::size_t>(type)].bytes;
 }
 
 absl::string_view TypeName(GgufType type) {
-  constexpr absl::string_view kNames[] = {"uint8",  "int8",    "uint16", "int16",  "uint32",
-                                          "int32",  "float32", "bool",   "string", "array",
-                                          "uint64", "int64",   "float64"};
-  return kNames[static_cast<std::size_t>(type)];
+  return kTypes[static_cast<std::size_t>(type)].name;
 }
 
 std::uint64_t LittleEndian(const std::byte* at, std::uint64_t size_bytes) {

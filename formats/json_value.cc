@@ -12,25 +12,10 @@ namespace {
 
 using nlohmann::json;
 
-absl::string_view KindName(const json& value) {
-  switch (value.type()) {
-    case json::value_t::null:
-      return "null";
-    case json::value_t::boolean:
-      return "a boolean";
-    case json::value_t::number_integer:
-    case json::value_t::number_unsigned:
-    case json::value_t::number_float:
-      return "a number";
-    case json::value_t::string:
-      return "a string";
-    case json::value_t::array:
-      return "an array";
-    case json::value_t::object:
-      return "an object";
-    default:
-      return "of no JSON kind";
-  }
+// Returns the kind of a value for messages, such as "a string".
+std::string KindName(const json& value) {
+  if (value.is_null()) return "null";
+  return absl::StrCat(value.is_structured() ? "an " : "a ", value.type_name());
 }
 
 // Builds the tree from parser events. Unlike nlohmann's own builder, it rejects duplicate keys,

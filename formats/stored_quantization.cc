@@ -5,21 +5,9 @@
 namespace quire::formats {
 
 absl::string_view StoredMethodName(StoredMethod method) {
-  switch (method) {
-    case StoredMethod::kNone:
-      return "none";
-    case StoredMethod::kFp8:
-      return "fp8";
-    case StoredMethod::kMxfp4:
-      return "mxfp4";
-    case StoredMethod::kGptq:
-      return "gptq";
-    case StoredMethod::kAwq:
-      return "awq";
-    case StoredMethod::kCompressedTensors:
-      return "compressed-tensors";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"none", "fp8", "mxfp4",
+                                          "gptq", "awq", "compressed-tensors"};
+  return kNames[static_cast<std::size_t>(method)];
 }
 
 std::string StoredTypeName(const StoredQuantization& quantization) {

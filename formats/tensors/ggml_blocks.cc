@@ -51,6 +51,12 @@ float Half(const std::byte* at) {
   return F16{static_cast<std::uint16_t>(Byte(at) | Byte(at + 1) << 8)}.ToFloat();
 }
 
+std::uint32_t Word(const std::byte* at) {
+  std::uint32_t word;
+  std::memcpy(&word, at, sizeof(word));
+  return word;
+}
+
 // Output of one block. A value is scale * q + min of its group.
 struct BlockOut {
   std::int8_t* q;  // values above 127 would wrap, but no format here has them
@@ -70,9 +76,7 @@ void ReadNibbles(const std::byte* from, int count, int add, std::int8_t* q) {
 
 // Adds 16 to q[i] if bit i of the four bytes is set.
 void AddFifthBits(const std::byte* from, std::int8_t* q) {
-  const std::uint32_t bits =
-      static_cast<std::uint32_t>(Byte(from) | Byte(from + 1) << 8 | Byte(from + 2) << 16) |
-      static_cast<std::uint32_t>(Byte(from + 3)) << 24;
+  const std::uint32_t bits = Word(from);
   for (int i = 0; i < kSmallBlock; ++i) {
     q[i] = static_cast<std::int8_t>(q[i] + static_cast<int>((bits >> i & 1u) * 16));
   }
@@ -259,12 +263,7 @@ const BlockFormat& BlockFormatOf(GgmlType type) {
 void DequantizePlain(GgmlType type, std::span<const std::byte> row, std::span<float> out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (type == GgmlType::kF32) {
-      const std::byte* at = row.data() + 4 * i;
-      const auto bits = static_cast<std::uint32_t>(Byte(at)) |
-                        static_cast<std::uint32_t>(Byte(at + 1)) << 8 |
-                        static_cast<std::uint32_t>(Byte(at + 2)) << 16 |
-                        static_cast<std::uint32_t>(Byte(at + 3)) << 24;
-      out[i] = std::bit_cast<float>(bits);
+      out[i] = std::bit_cast<float>(Word(row.data() + 4 * i));
       continue;
     }
     const std::byte* at = row.data() + 2 * i;

@@ -25,16 +25,10 @@ absl::Status Refuse(const GgufFile& gguf, absl::string_view name, absl::string_v
 }
 
 DType PlainType(GgmlType type) {
-  switch (type) {
-    case GgmlType::kF32:
-      return DType::kF32;
-    case GgmlType::kF16:
-      return DType::kF16;
-    case GgmlType::kBF16:
-      return DType::kBF16;
-    default:
-      return DType::kInvalid;
-  }
+  return type == GgmlType::kF32    ? DType::kF32
+         : type == GgmlType::kF16  ? DType::kF16
+         : type == GgmlType::kBF16 ? DType::kBF16
+                                   : DType::kInvalid;
 }
 
 absl::StatusOr<const GgmlFormat*> FormatOfTensor(const GgufFile& gguf, const GgufTensor& tensor) {

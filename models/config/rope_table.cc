@@ -109,23 +109,9 @@ double YarnAttentionFactor(const RopeConfig& config) {
 }  // namespace
 
 absl::string_view RopeKindName(RopeKind kind) {
-  switch (kind) {
-    case RopeKind::kDefault:
-      return "default";
-    case RopeKind::kLinear:
-      return "linear";
-    case RopeKind::kDynamic:
-      return "dynamic";
-    case RopeKind::kLlama3:
-      return "llama3";
-    case RopeKind::kYarn:
-      return "yarn";
-    case RopeKind::kLongrope:
-      return "longrope";
-    case RopeKind::kProportional:
-      return "proportional";
-  }
-  return "unknown";
+  constexpr absl::string_view kNames[] = {"default", "linear",   "dynamic",     "llama3",
+                                          "yarn",    "longrope", "proportional"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 absl::StatusOr<RopeTable> BuildRopeTable(const RopeConfig& config, std::uint32_t rotary_size) {

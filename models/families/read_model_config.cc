@@ -348,19 +348,17 @@ absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, Mo
 }
 
 absl::Status ReadDType(const ConfigReader& reader, ModelConfig* config) {
+  constexpr std::pair<absl::string_view, DType> kDTypes[] = {
+      {"float32", DType::kF32}, {"float16", DType::kF16}, {"bfloat16", DType::kBF16}};
   for (const char* key : {"dtype", "torch_dtype"}) {
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> name, reader.OptionalString(key));
     if (!name) continue;
-    if (*name == "float32") {
-      config->dtype = DType::kF32;
-    } else if (*name == "float16") {
-      config->dtype = DType::kF16;
-    } else if (*name == "bfloat16") {
-      config->dtype = DType::kBF16;
-    } else {
-      return reader.Unsupported(key, "(supported: float32, float16, bfloat16)");
+    for (const auto& [dtype_name, dtype] : kDTypes) {
+      if (*name != dtype_name) continue;
+      config->dtype = dtype;
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    return reader.Unsupported(key, "(supported: float32, float16, bfloat16)");
   }
   return absl::OkStatus();
 }

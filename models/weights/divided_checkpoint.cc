@@ -24,28 +24,22 @@ struct Range {
 };
 
 absl::Status CheckDivisible(std::size_t layer, const LayerSpec& spec) {
+  const std::pair<bool, absl::string_view> properties[] = {
+      {spec.attention == AttentionKind::kMla, "MLA"},
+      {spec.attention == AttentionKind::kNone, "a layer without attention"},
+      {spec.attention == AttentionKind::kRecurrent, "a recurrent layer"},
+      {spec.attention == AttentionKind::kShortConv, "a short convolution"},
+      {spec.heads.output_gate, "an output gate in the query projection"},
+      {spec.has_moe(), "a mixture of experts"},
+      {spec.kv_from_layer >= 0, "kv_from_layer"},
+      {spec.mlp == MlpKind::kNone, "a layer without MLP"}};
   absl::string_view refused;
-  if (spec.attention == AttentionKind::kMla) {
-    refused = "MLA";
-  } else if (spec.attention == AttentionKind::kNone) {
-    refused = "a layer without attention";
-  } else if (spec.attention == AttentionKind::kRecurrent) {
-    refused = "a recurrent layer";
-  } else if (spec.attention == AttentionKind::kShortConv) {
-    refused = "a short convolution";
-  } else if (spec.heads.output_gate) {
-    refused = "an output gate in the query projection";
-  } else if (spec.has_moe()) {
-    refused = "a mixture of experts";
-  } else if (spec.kv_from_layer >= 0) {
-    refused = "kv_from_layer";
-  } else if (spec.mlp == MlpKind::kNone) {
-    refused = "a layer without MLP";
-  } else {
-    ForEachTensor(spec, [&](BlockKind, const TensorInfo& info) {
-      if (refused.empty()) refused = info.indivisible_field;
-    });
+  for (const auto& [has, name] : properties) {
+    if (refused.empty() && has) refused = name;
   }
+  ForEachTensor(spec, [&](BlockKind, const TensorInfo& info) {
+    if (refused.empty()) refused = info.indivisible_field;
+  });
   if (refused.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("layer ", layer, ": ", refused,
                                                " cannot be divided among devices; use one device"));

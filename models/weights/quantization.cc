@@ -4,28 +4,27 @@
 
 namespace quire::models {
 
+namespace {
+
+// The values of Quantization, in order. A plain format means that matrices are not quantized.
+constexpr struct {
+  absl::string_view name;
+  WeightFormat format = WeightFormat::kPlain;
+  std::uint32_t group = 0;
+} kQuantizations[] = {{"auto"},
+                      {"none"},
+                      {"int8", WeightFormat::kInt8},
+                      {"int8_g32", WeightFormat::kInt8, 32},
+                      {"int8_g64", WeightFormat::kInt8, 64},
+                      {"int8_g128", WeightFormat::kInt8, 128},
+                      {"int4_g32", WeightFormat::kInt4, 32},
+                      {"int4_g64", WeightFormat::kInt4, 64},
+                      {"int4_g128", WeightFormat::kInt4, 128}};
+
+}  // namespace
+
 absl::string_view QuantizationName(Quantization quantization) {
-  switch (quantization) {
-    case Quantization::kAuto:
-      return "auto";
-    case Quantization::kNone:
-      return "none";
-    case Quantization::kInt8:
-      return "int8";
-    case Quantization::kInt8G32:
-      return "int8_g32";
-    case Quantization::kInt8G64:
-      return "int8_g64";
-    case Quantization::kInt8G128:
-      return "int8_g128";
-    case Quantization::kInt4G32:
-      return "int4_g32";
-    case Quantization::kInt4G64:
-      return "int4_g64";
-    case Quantization::kInt4G128:
-      return "int4_g128";
-  }
-  return "";
+  return kQuantizations[static_cast<std::size_t>(quantization)].name;
 }
 
 std::optional<Quantization> QuantizationFromName(absl::string_view name) {
@@ -45,30 +44,10 @@ std::string FormName(const MatrixForm& form) {
 }
 
 std::optional<MatrixForm> ConvertedForm(Quantization quantization, MatrixRole role) {
-  const MatrixForm int8_g32{.format = WeightFormat::kInt8, .group = 32};
-  switch (quantization) {
-    case Quantization::kAuto:
-    case Quantization::kNone:
-      return std::nullopt;
-    default:
-      if (role == MatrixRole::kHead) return int8_g32;
-  }
-  switch (quantization) {
-    case Quantization::kInt8:
-      return MatrixForm{.format = WeightFormat::kInt8};
-    case Quantization::kInt8G64:
-      return MatrixForm{.format = WeightFormat::kInt8, .group = 64};
-    case Quantization::kInt8G128:
-      return MatrixForm{.format = WeightFormat::kInt8, .group = 128};
-    case Quantization::kInt4G32:
-      return MatrixForm{.format = WeightFormat::kInt4, .group = 32};
-    case Quantization::kInt4G64:
-      return MatrixForm{.format = WeightFormat::kInt4, .group = 64};
-    case Quantization::kInt4G128:
-      return MatrixForm{.format = WeightFormat::kInt4, .group = 128};
-    default:
-      return int8_g32;
-  }
+  const auto& [name, format, group] = kQuantizations[static_cast<std::size_t>(quantization)];
+  if (format == WeightFormat::kPlain) return std::nullopt;
+  if (role == MatrixRole::kHead) return MatrixForm{.format = WeightFormat::kInt8, .group = 32};
+  return MatrixForm{.format = format, .group = group};
 }
 
 }  // namespace quire::models

@@ -237,6 +237,9 @@ class Packer {
   absl::Status LoadOne(const LinearSlot& slot, kernels::WeightMemory* memory,
                        LinearWeights* weights) {
     for (const MatrixSlot& matrix : slot.matrices) {
+      for (const formats::StoredTensor* part : matrix.parts) {
+        QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
+      }
       QUIRE_ASSIGN_OR_RETURN(kernels::PackedLinear packed, matrix.form.is_plain()
                                                                ? PackPlain(matrix, memory)
                                                            : matrix.form.is_fp8() && !target_.cuda
@@ -298,17 +301,17 @@ class Packer {
   // is converted as a whole before the upload if its dtype or layout has to change.
   absl::StatusOr<kernels::PackedLinear> PackPlain(const MatrixSlot& slot,
                                                   kernels::WeightMemory* memory) {
-    bool as_stored = true;
-    for (const formats::StoredTensor* part : slot.parts) {
-      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
-      as_stored &= part->dtype == slot.form.dtype && part->has_rows_in_order();
+    const auto is_as_stored = [&](const formats::StoredTensor* part) {
+      return part->dtype == slot.form.dtype && part->has_rows_in_order();
+    };
+    if (backend_.cuda() == nullptr && !std::ranges::all_of(slot.parts, is_as_stored)) {
+      return WidenAndPack(slot);
     }
-    if (!as_stored && backend_.cuda() == nullptr) return WidenAndPack(slot);
     std::vector<kernels::WeightRows> rows;
     std::vector<DeviceBuffer> laid_out;
     for (const formats::StoredTensor* part : slot.parts) {
       const void* data = part->bytes.data();
-      if (part->dtype != slot.form.dtype || !part->has_rows_in_order()) {
+      if (!is_as_stored(part)) {
         QUIRE_ASSIGN_OR_RETURN(DeviceBuffer plain, PlainRows(*part, slot.form.dtype, slot.k));
         data = plain.data();
         laid_out.push_back(std::move(plain));
@@ -346,9 +349,6 @@ class Packer {
   }
 
   absl::StatusOr<kernels::PackedLinear> PackFp8(const MatrixSlot& slot) {
-    for (const formats::StoredTensor* part : slot.parts) {
-      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
-    }
     return kernels::PackFp8Rows(
         backend_, slot.form.Fp8ShapeOf(slot.n, slot.k),
         [&](std::uint32_t row, const quire::Fp8Row& out) {
@@ -360,9 +360,6 @@ class Packer {
 
   absl::StatusOr<kernels::PackedLinear> PackQuantized(const MatrixSlot& slot,
                                                       kernels::WeightMemory* memory) {
-    for (const formats::StoredTensor* part : slot.parts) {
-      QUIRE_RETURN_IF_ERROR(CheckFinite(*part, backend_));
-    }
     const QuantizedShape shape = slot.form.ShapeOf(slot.n, slot.k);
     // Lowest row with a scale or minimum beyond f16.
     std::atomic<std::uint32_t> first_bad{slot.n};
