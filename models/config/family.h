@@ -63,7 +63,7 @@ struct Family {
   absl::string_view name;
   std::span<const absl::string_view> architectures;
   std::span<const absl::string_view> model_types;
-  ConfigDefaults defaults;
+  ConfigDefaults defaults = {};
   std::span<const absl::string_view> activations = kSiluNames;  // accepted values of hidden_act
   // Keys of config.json that this family reads. Families that do not list such a key refuse it,
   // unless its value is neutral (config_keys.cc).
@@ -86,12 +86,12 @@ struct Family {
   // layers have separate settings, the default applies to full layers only. default_rope->theta is
   // not used.
   const RopeConfig* default_rope = nullptr;
-  TensorNames names;
+  TensorNames names = {};
   // general.architecture of GGUF files; empty if they are not supported.
-  absl::string_view gguf_architecture;
+  absl::string_view gguf_architecture = "";
   // general.architecture of GGUF files with experts; empty if it is the same.
   absl::string_view gguf_moe_architecture = "";
-  TensorNames gguf_names;
+  TensorNames gguf_names = {};
   // Keys of GGUF files, after the architecture, that this family reads. Families that do not list
   // such a key refuse it.
   std::span<const absl::string_view> gguf_keys = {};

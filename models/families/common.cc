@@ -77,6 +77,19 @@ LayerSpec MakeLayer(const ModelConfig& config, Activation activation) {
 
 }  // namespace
 
+Family InMultimodalModel(const Family& text, absl::string_view name,
+                         std::span<const absl::string_view> architectures,
+                         std::span<const absl::string_view> model_types, const TensorNames& names) {
+  Family family = text;
+  family.name = name;
+  family.architectures = architectures;
+  family.text_model_type = text.model_types[0];
+  family.model_types = model_types;
+  family.names = names;
+  family.gguf_architecture = "";
+  return family;
+}
+
 NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset) {
   NormSpec norm;
   norm.kind = NormKind::kRms;
@@ -137,6 +150,28 @@ void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec) {
     layer.moe = moe;
     layer.dense = MlpSpec{};
   }
+}
+
+MlaSpec UnrotatedMla(const ModelConfig& config) {
+  MlaSpec mla;
+  mla.num_heads = config.num_attention_heads;
+  mla.q_lora_rank = config.mla.q_lora_rank;
+  mla.kv_lora_rank = config.mla.kv_lora_rank;
+  mla.nope_size = config.mla.qk_nope_head_dim;
+  mla.rope_size = config.mla.qk_rope_head_dim;
+  mla.v_size = config.mla.v_head_dim;
+  const double columns = mla.nope_size + mla.rope_size;
+  mla.scale = static_cast<float>(1 / std::sqrt(columns));
+  return mla;
+}
+
+void UseMla(const MlaSpec& mla, ModelSpec* spec) {
+  for (LayerSpec& layer : spec->layers) {
+    layer.attention = AttentionKind::kMla;
+    layer.heads = AttentionSpec{};
+    layer.mla = mla;
+  }
+  AssignCacheGroups(spec);
 }
 
 void RemoveRope(ModelSpec* spec) {

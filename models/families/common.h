@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <optional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -84,6 +85,13 @@ constexpr TensorNames WithGgufIndexer(TensorNames names) {
   names.index_weights = "indexer.proj";
   return names;
 }
+constexpr TensorNames WithGgufQkNorm(TensorNames names) {
+  names.q_norm = "attn_q_norm";
+  names.k_norm = "attn_k_norm";
+  return names;
+}
+inline constexpr absl::string_view kGgufMambaKeys[] = {
+    "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"};
 inline constexpr absl::string_view kGgufExpertKeys[] = {"expert_count", "expert_used_count",
                                                         "expert_feed_forward_length"};
 
@@ -124,6 +132,11 @@ inline constexpr auto kGgufIndexKeys = JoinKeys(
     kGgufMlaKeys,
     {"attention.indexer.head_count", "attention.indexer.key_length", "attention.indexer.top_k"});
 
+// Returns the family of the text model inside a multimodal model. The text model alone is `text`.
+Family InMultimodalModel(const Family& text, absl::string_view name,
+                         std::span<const absl::string_view> architectures,
+                         std::span<const absl::string_view> model_types, const TensorNames& names);
+
 // Returns an RMS norm with rms_norm_eps that multiplies by `weight_offset` + weight. Converters to
 // GGUF add the offset to the weights, so it is 0 for GGUF files.
 NormSpec RmsNormSpec(const ModelConfig& config, float weight_offset = 0);
@@ -157,6 +170,10 @@ absl::Status CheckName(absl::string_view key, absl::string_view value, absl::str
 // dense MLP.
 void UseExperts(const ModelConfig& config, MoeSpec moe, ModelSpec* spec);
 
+// Returns the sizes of MLA and its attention scale, without rope.
+MlaSpec UnrotatedMla(const ModelConfig& config);
+// Replaces the attention of all layers by MLA.
+void UseMla(const MlaSpec& mla, ModelSpec* spec);
 // Makes attention independent of positions.
 void RemoveRope(ModelSpec* spec);
 

@@ -64,13 +64,7 @@ double ScoreFactor(const RopeConfig& rope) {
 }
 
 MlaSpec BuildMla(const ModelConfig& config) {
-  MlaSpec mla;
-  mla.num_heads = config.num_attention_heads;
-  mla.q_lora_rank = config.mla.q_lora_rank;
-  mla.kv_lora_rank = config.mla.kv_lora_rank;
-  mla.nope_size = config.mla.qk_nope_head_dim;
-  mla.rope_size = config.mla.qk_rope_head_dim;
-  mla.v_size = config.mla.v_head_dim;
+  MlaSpec mla = UnrotatedMla(config);
   mla.rope = 0;
   mla.rope_style = config.mla.rope_interleave ? RopeStyle::kInterleaved : RopeStyle::kHalf;
   const double columns = mla.nope_size + mla.rope_size;
@@ -79,16 +73,6 @@ MlaSpec BuildMla(const ModelConfig& config) {
   mla.kva_bias = config.attention_bias;
   mla.o_bias = config.attention_bias;
   return mla;
-}
-
-// Replaces the attention of a pre-norm decoder by MLA.
-void UseMla(const ModelConfig& config, ModelSpec* spec) {
-  for (LayerSpec& layer : spec->layers) {
-    layer.attention = AttentionKind::kMla;
-    layer.heads = AttentionSpec{};
-    layer.mla = BuildMla(config);
-  }
-  AssignCacheGroups(spec);
 }
 
 // Sets the IndexSpec of all layers. A layer without an indexer uses the selection of the last
@@ -125,7 +109,7 @@ absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
   moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
   moe.shared = SharedExperts(config, spec.layers[0].dense);
   UseExperts(config, moe, &spec);
-  UseMla(config, &spec);
+  UseMla(BuildMla(config), &spec);
   return spec;
 }
 
@@ -137,7 +121,7 @@ absl::StatusOr<ModelSpec> DeepseekV3Spec(const ModelConfig& config) {
   QUIRE_RETURN_IF_ERROR(CheckName("topk_method", config.moe.topk_method, "noaux_tc", family));
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, family));
   UseExperts(config, SigmoidRouting(config, spec.layers[0].dense), &spec);
-  UseMla(config, &spec);
+  UseMla(BuildMla(config), &spec);
   UseIndex(config.index, &spec);
   return spec;
 }
@@ -191,8 +175,6 @@ const Family& Glm4MoeLiteFamily() {
                               .defaults = kDefaultsOfGlm,
                               .keys = kDeepseekKeys,
                               .names = kNames,
-                              .gguf_architecture = "",
-                              .gguf_names = {},
                               .build_spec = DeepseekV3Spec};
   return kFamily;
 }

@@ -55,12 +55,6 @@ constexpr TensorNames kNames3{.attn_out = "post_attention_layernorm",
 constexpr absl::string_view kVisionArchitectures[] = {"Gemma3ForConditionalGeneration"};
 constexpr absl::string_view kVisionModelTypes[] = {"gemma3"};
 constexpr absl::string_view kVisionPrefixes[] = {"vision_tower.", "multi_modal_projector."};
-constexpr ConfigDefaults DefaultsInVisionModel() {
-  ConfigDefaults defaults = kDefaults3;
-  defaults.vocab_size = 262208;
-  defaults.num_attention_heads = 8;
-  return defaults;
-}
 constexpr TensorNames NamesInVisionModel() {
   TensorNames names = kNames3;
   names.skipped = kVisionPrefixes;
@@ -77,11 +71,9 @@ constexpr absl::string_view kGgufKeys3[] = {"attention.scale", "attention.slidin
                                             "attention.sliding_window_pattern",
                                             "rope.freq_base_swa"};
 constexpr TensorNames GgufNames() {
-  TensorNames names = kGgufNames;
+  TensorNames names = WithGgufQkNorm(kGgufNames);
   names.attn_out = "post_attention_norm";
   names.mlp_out = "post_ffw_norm";
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
   return names;
 }
 
@@ -156,18 +148,13 @@ const Family& Gemma3Family() {
 }
 
 const Family& Gemma3VisionFamily() {
-  static const Family kFamily{.name = "gemma3_vision",
-                              .architectures = kVisionArchitectures,
-                              .model_types = kVisionModelTypes,
-                              .defaults = DefaultsInVisionModel(),
-                              .activations = kActivations,
-                              .keys = kKeys3,
-                              .windows = WindowRule::kPattern,
-                              .text_model_type = "gemma3_text",
-                              .names = NamesInVisionModel(),
-                              .gguf_architecture = "",
-                              .gguf_names = {},
-                              .build_spec = BuildSpec3};
+  static const Family kFamily = [] {
+    Family family = InMultimodalModel(Gemma3Family(), "gemma3_vision", kVisionArchitectures,
+                                      kVisionModelTypes, NamesInVisionModel());
+    family.defaults.vocab_size = 262208;
+    family.defaults.num_attention_heads = 8;
+    return family;
+  }();
   return kFamily;
 }
 

@@ -70,7 +70,7 @@ constexpr TensorNames kNames{.attn_out = "post_attention_layernorm",
                              .stacks_are_output_major = true};
 
 constexpr TensorNames GgufNames() {
-  TensorNames names = WithGgufExperts(kGgufNames);
+  TensorNames names = WithGgufQkNorm(WithGgufExperts(kGgufNames));
   names.attn_out = "post_attention_norm";
   names.mlp_out = "post_ffw_norm";
   names.dense_out = "post_ffw_norm_1";
@@ -83,8 +83,6 @@ constexpr TensorNames GgufNames() {
   names.input_gate = "inp_gate";
   names.input_out = "proj";
   names.input_out_norm = "post_norm";
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
   names.router_norm = "ffn_gate_inp.scale";
   names.expert_scale = "ffn_down_exps.scale";
   names.gate_up_stack = "ffn_gate_up_exps";
@@ -244,20 +242,9 @@ const Family& Gemma4Family() {
 }
 
 const Family& Gemma4VisionFamily() {
-  static const Family kFamily{.name = "gemma4_vision",
-                              .architectures = kVisionArchitectures,
-                              .model_types = kVisionModelTypes,
-                              .defaults = kDefaults,
-                              .activations = kActivations,
-                              .keys = kKeys,
-                              .windows = WindowRule::kPattern,
-                              .has_full_last_layer = true,
-                              .text_model_type = "gemma4_text",
-                              .default_rope = &DefaultRope(),
-                              .names = NamesInVisionModel(),
-                              .gguf_architecture = "",
-                              .gguf_names = {},
-                              .build_spec = BuildSpec};
+  static const Family kFamily =
+      InMultimodalModel(Gemma4Family(), "gemma4_vision", kVisionArchitectures, kVisionModelTypes,
+                        NamesInVisionModel());
   return kFamily;
 }
 

@@ -50,11 +50,9 @@ constexpr TensorNames kNames{.q_norm = "self_attn.q_norm",
                              .shared = "shared_experts"};
 
 constexpr TensorNames GgufNames() {
-  TensorNames names = WithGgufSharedExpert(WithGgufExperts(kGgufNames));
+  TensorNames names =
+      WithGgufChoiceBias(WithGgufQkNorm(WithGgufSharedExpert(WithGgufExperts(kGgufNames))));
   names.mlp_in = "post_attention_norm";
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
-  names.choice_bias = "exp_probs_b.bias";
   return names;
 }
 

@@ -29,11 +29,7 @@ const Family& GraniteFamily() {
   static const Family kFamily{.name = "granite",
                               .architectures = kArchitectures,
                               .model_types = kModelTypes,
-                              .defaults = {},
                               .keys = kKeys,
-                              .names = {},
-                              .gguf_architecture = "",
-                              .gguf_names = {},
                               .build_spec = BuildSpec};
   return kFamily;
 }

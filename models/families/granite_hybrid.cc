@@ -53,20 +53,11 @@ constexpr TensorNames kNames{.in_zxbcdt = "mamba.in_proj",
 
 constexpr TensorNames kGgufTensors =
     WithGgufMamba(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
-constexpr absl::string_view kGgufKeys[] = {"expert_count",
-                                           "expert_used_count",
-                                           "expert_feed_forward_length",
-                                           "expert_shared_feed_forward_length",
-                                           "attention.scale",
-                                           "embedding_scale",
-                                           "residual_scale",
-                                           "logit_scale",
-                                           "rope.scaling.finetuned",
-                                           "ssm.conv_kernel",
-                                           "ssm.state_size",
-                                           "ssm.group_count",
-                                           "ssm.time_step_rank",
-                                           "ssm.inner_size"};
+constexpr auto kGgufKeys =
+    JoinKeys(JoinKeys(kGgufExpertKeys,
+                      {"expert_shared_feed_forward_length", "attention.scale", "embedding_scale",
+                       "residual_scale", "logit_scale", "rope.scaling.finetuned"}),
+             kGgufMambaKeys);
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, GraniteHybridFamily()));

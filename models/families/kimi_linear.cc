@@ -92,34 +92,11 @@ constexpr TensorNames GgufNames() {
   names.recurrent_out = "attn_output";
   return names;
 }
-constexpr absl::string_view kGgufKeys[] = {"expert_count",
-                                           "expert_used_count",
-                                           "expert_feed_forward_length",
-                                           "expert_shared_count",
-                                           "expert_group_count",
-                                           "expert_group_used_count",
-                                           "expert_weights_scale",
-                                           "expert_gating_func",
-                                           "leading_dense_block_count",
-                                           "attention.q_lora_rank",
-                                           "attention.kv_lora_rank",
-                                           "attention.key_length_mla",
-                                           "attention.value_length_mla",
-                                           "ssm.conv_kernel",
-                                           "kda.head_dim"};
-
-MlaSpec BuildMla(const ModelConfig& config) {
-  MlaSpec mla;
-  mla.num_heads = config.num_attention_heads;
-  mla.q_lora_rank = config.mla.q_lora_rank;
-  mla.kv_lora_rank = config.mla.kv_lora_rank;
-  mla.nope_size = config.mla.qk_nope_head_dim;
-  mla.rope_size = config.mla.qk_rope_head_dim;
-  mla.v_size = config.mla.v_head_dim;
-  const double columns = mla.nope_size + mla.rope_size;
-  mla.scale = static_cast<float>(1 / std::sqrt(columns));
-  return mla;
-}
+constexpr auto kGgufKeys = JoinKeys(
+    kGgufExpertKeys, {"expert_shared_count", "expert_group_count", "expert_group_used_count",
+                      "expert_weights_scale", "expert_gating_func", "leading_dense_block_count",
+                      "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+                      "attention.value_length_mla", "ssm.conv_kernel", "kda.head_dim"});
 
 // The gated delta rule with a decay for each channel and gates of low rank.
 RecurrentSpec BuildKda(const ModelConfig& config) {
@@ -134,33 +111,12 @@ RecurrentSpec BuildKda(const ModelConfig& config) {
 }
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
-  if (!config.moe.scoring_func.empty() && config.moe.scoring_func != "sigmoid") {
-    return absl::UnimplementedError(absl::StrCat("moe_router_activation_func \"",
-                                                 config.moe.scoring_func,
-                                                 "\" is not supported by kimi_linear (supported: "
-                                                 "sigmoid)"));
-  }
+  QUIRE_RETURN_IF_ERROR(CheckName("moe_router_activation_func", config.moe.scoring_func, "sigmoid",
+                                  KimiLinearFamily()));
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, KimiLinearFamily()));
   RemoveRope(&spec);
-  MoeSpec moe;
-  moe.score = RouterScore::kSigmoid;
-  moe.choice_bias = true;
-  moe.groups = config.moe.n_group;
-  moe.groups_kept = config.moe.topk_group;
-  moe.group_score = GroupScore::kTop2Sum;
-  moe.renormalize = config.moe.norm_topk_prob;
-  moe.renorm_eps = 1e-20f;
-  moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
-  if (config.moe.n_shared_experts > 0) {
-    moe.shared = spec.layers[0].dense;
-    moe.shared->intermediate = config.moe.intermediate_size * config.moe.n_shared_experts;
-  }
-  UseExperts(config, moe, &spec);
-  for (LayerSpec& layer : spec.layers) {
-    layer.attention = AttentionKind::kMla;
-    layer.heads = {};
-    layer.mla = BuildMla(config);
-  }
+  UseExperts(config, SigmoidRouting(config, spec.layers[0].dense), &spec);
+  UseMla(UnrotatedMla(config), &spec);
   UseRecurrentLayers(config, BuildKda(config), &spec);
   return spec;
 }

@@ -33,10 +33,8 @@ constexpr TensorNames kNames{.final_norm = "model.embedding_norm",
                              .down = "feed_forward.w2"};
 
 constexpr TensorNames GgufNames() {
-  TensorNames names = kGgufNames;
+  TensorNames names = WithGgufQkNorm(kGgufNames);
   names.final_norm = "token_embd_norm";
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
   names.short_conv_in = "shortconv.in_proj";
   names.short_conv = "shortconv.conv.weight";
   names.short_conv_out = "shortconv.out_proj";

@@ -25,9 +25,7 @@ const Family& LlamaFamily() {
   static const Family kFamily{.name = "llama",
                               .architectures = kArchitectures,
                               .model_types = kModelTypes,
-                              .defaults = {},
                               .keys = kKeys,
-                              .names = {},
                               .gguf_architecture = "llama",
                               .gguf_names = kGgufNames,
                               .build_spec = BuildSpec};

@@ -117,17 +117,9 @@ const Family& Llama4Family() {
 }
 
 const Family& Llama4VisionFamily() {
-  static const Family kFamily{.name = "llama4_vision",
-                              .architectures = kVisionArchitectures,
-                              .model_types = kVisionModelTypes,
-                              .defaults = kDefaults,
-                              .keys = kKeys,
-                              .text_model_type = "llama4_text",
-                              .may_omit_qk_norm = true,
-                              .names = NamesInVisionModel(),
-                              .gguf_architecture = "",
-                              .gguf_names = {},
-                              .build_spec = BuildSpec};
+  static const Family kFamily =
+      InMultimodalModel(Llama4Family(), "llama4_vision", kVisionArchitectures, kVisionModelTypes,
+                        NamesInVisionModel());
   return kFamily;
 }
 

@@ -32,13 +32,8 @@ constexpr TensorNames kNames{.q_norm = "self_attn.q_norm",
                              .expert_up = "w3",
                              .expert_down = "w2"};
 
-constexpr TensorNames GgufNames() {
-  TensorNames names = WithGgufExperts(kGgufNames);
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
-  names.choice_bias = "exp_probs_b.bias";
-  return names;
-}
+constexpr TensorNames kGgufTensors =
+    WithGgufChoiceBias(WithGgufQkNorm(WithGgufExperts(kGgufNames)));
 constexpr auto kGgufKeys = JoinKeys(kGgufExpertKeys, {"expert_gating_func"});
 
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
@@ -67,7 +62,7 @@ const Family& MiniMaxM2Family() {
                               .keys = kKeys,
                               .names = kNames,
                               .gguf_architecture = "minimax-m2",
-                              .gguf_names = GgufNames(),
+                              .gguf_names = kGgufTensors,
                               .gguf_keys = kGgufKeys,
                               .build_spec = BuildSpec};
   return kFamily;

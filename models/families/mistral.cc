@@ -31,9 +31,6 @@ const Family& MistralFamily() {
                                            .sliding_window = 4096},
                               .keys = kKeys,
                               .windows = WindowRule::kEvery,
-                              .names = {},
-                              .gguf_architecture = "",
-                              .gguf_names = {},
                               .build_spec = BuildSpec};
   return kFamily;
 }

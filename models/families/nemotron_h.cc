@@ -79,40 +79,22 @@ constexpr TensorNames kNames{.embedding = "backbone.embeddings",
                              .shared = "shared_experts"};
 
 constexpr TensorNames GgufNames() {
-  TensorNames names = WithGgufMamba(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
+  TensorNames names =
+      WithGgufChoiceBias(WithGgufMamba(WithGgufSharedExpert(WithGgufExperts(kGgufNames))));
   names.mlp_in = names.attn_in;
-  names.choice_bias = "exp_probs_b.bias";
   names.latent_in = "ffn_latent_down";
   names.latent_out = "ffn_latent_up";
   return names;
 }
-constexpr absl::string_view kGgufKeys[] = {"expert_count",
-                                           "expert_used_count",
-                                           "expert_feed_forward_length",
-                                           "expert_shared_count",
-                                           "expert_shared_feed_forward_length",
-                                           "expert_group_count",
-                                           "expert_group_used_count",
-                                           "expert_weights_norm",
-                                           "expert_weights_scale",
-                                           "moe_latent_size",
-                                           "rope.scaling.finetuned",
-                                           "ssm.conv_kernel",
-                                           "ssm.state_size",
-                                           "ssm.group_count",
-                                           "ssm.time_step_rank",
-                                           "ssm.inner_size"};
+constexpr auto kGgufKeys =
+    JoinKeys(JoinKeys(kGgufExpertKeys,
+                      {"expert_shared_count", "expert_shared_feed_forward_length",
+                       "expert_group_count", "expert_group_used_count", "expert_weights_norm",
+                       "expert_weights_scale", "moe_latent_size", "rope.scaling.finetuned"}),
+             kGgufMambaKeys);
 
 MoeSpec BuildMoe(const ModelConfig& config, const MlpSpec& mlp) {
-  MoeSpec moe;
-  moe.score = RouterScore::kSigmoid;
-  moe.choice_bias = true;
-  moe.groups = config.moe.n_group;
-  moe.groups_kept = config.moe.topk_group;
-  moe.group_score = GroupScore::kTop2Sum;
-  moe.renormalize = config.moe.norm_topk_prob;
-  moe.renorm_eps = 1e-20f;
-  moe.weight_scale = static_cast<float>(config.moe.routed_scaling_factor);
+  MoeSpec moe = SigmoidRouting(config, mlp);
   moe.latent = config.moe.latent_size;
   moe.shared = mlp;
   moe.shared->intermediate = config.moe.shared_expert_intermediate_size;

@@ -27,13 +27,11 @@ constexpr TensorNames kNames{.attn_in = "",
 
 // GGUF files of both families name the architecture olmo2. Files with windows are OLMo 3.
 constexpr TensorNames GgufNames() {
-  TensorNames names = kGgufNames;
+  TensorNames names = WithGgufQkNorm(kGgufNames);
   names.attn_in = "";
   names.attn_out = "post_attention_norm";
   names.mlp_in = "";
   names.mlp_out = "post_ffw_norm";
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
   return names;
 }
 constexpr absl::string_view kGgufKeys3[] = {"attention.sliding_window",

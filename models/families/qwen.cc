@@ -28,13 +28,6 @@ constexpr ConfigDefaults kDefaults3{.max_position_embeddings = 32768,
                                     .sliding_window = 4096};
 constexpr TensorNames kNames3{.q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"};
 
-constexpr TensorNames Qwen3GgufNames() {
-  TensorNames names = kGgufNames;
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
-  return names;
-}
-
 absl::StatusOr<ModelSpec> BuildSpec2(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, Qwen2Family()));
   for (LayerSpec& layer : spec.layers) {
@@ -61,7 +54,6 @@ const Family& Qwen2Family() {
                               .defaults = kDefaults2,
                               .keys = kKeys2,
                               .windows = WindowRule::kFromLayer,
-                              .names = {},
                               .gguf_architecture = "qwen2",
                               .gguf_names = kGgufNames,
                               .build_spec = BuildSpec2};
@@ -77,7 +69,7 @@ const Family& Qwen3Family() {
                               .windows = WindowRule::kFromLayer,
                               .names = kNames3,
                               .gguf_architecture = "qwen3",
-                              .gguf_names = Qwen3GgufNames(),
+                              .gguf_names = WithGgufQkNorm(kGgufNames),
                               .build_spec = BuildSpec3};
   return kFamily;
 }

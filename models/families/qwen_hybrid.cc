@@ -102,17 +102,13 @@ constexpr TensorNames Names35() {
 }
 
 // Keys and names of GGUF files. Converters divide in_proj_qkvz of Qwen3-Next into two tensors.
-constexpr absl::string_view kGgufKeys[] = {"ssm.conv_kernel", "ssm.state_size", "ssm.group_count",
-                                           "ssm.time_step_rank", "ssm.inner_size"};
 constexpr auto kGgufKeysMoe =
-    JoinKeys(kGgufKeys, {"expert_count", "expert_used_count", "expert_feed_forward_length",
-                         "expert_shared_feed_forward_length"});
+    JoinKeys(kGgufMambaKeys, {"expert_count", "expert_used_count", "expert_feed_forward_length",
+                              "expert_shared_feed_forward_length"});
 
 constexpr TensorNames GgufNamesWithoutBetaAlpha() {
-  TensorNames names = WithGgufSharedExpert(WithGgufExperts(kGgufNames));
+  TensorNames names = WithGgufQkNorm(WithGgufSharedExpert(WithGgufExperts(kGgufNames)));
   names.mlp_in = "post_attention_norm";
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
   names.in_qkv = "attn_qkv";
   names.in_z = "attn_gate";
   names.conv = "ssm_conv1d.weight";
@@ -211,13 +207,6 @@ absl::StatusOr<ModelSpec> BuildMoe(const ModelConfig& config) {
   return spec;
 }
 
-Family TextPartOfVisionModel(Family family) {
-  family.text_model_type = family.model_types[0];
-  family.names = NamesInVisionModel();
-  family.gguf_architecture = "";
-  return family;
-}
-
 }  // namespace
 
 const Family& Qwen3NextFamily() {
@@ -245,7 +234,7 @@ const Family& Qwen35Family() {
                               .names = Names35(),
                               .gguf_architecture = "qwen35",
                               .gguf_names = GgufNames35(),
-                              .gguf_keys = kGgufKeys,
+                              .gguf_keys = kGgufMambaKeys,
                               .build_spec = Build35};
   return kFamily;
 }
@@ -266,24 +255,16 @@ const Family& Qwen35MoeFamily() {
 }
 
 const Family& Qwen35VisionFamily() {
-  static const Family kFamily = [] {
-    Family family = TextPartOfVisionModel(Qwen35Family());
-    family.name = "qwen3_5_vision";
-    family.architectures = kVisionArchitectures35;
-    family.model_types = kVisionModelTypes35;
-    return family;
-  }();
+  static const Family kFamily =
+      InMultimodalModel(Qwen35Family(), "qwen3_5_vision", kVisionArchitectures35,
+                        kVisionModelTypes35, NamesInVisionModel());
   return kFamily;
 }
 
 const Family& Qwen35MoeVisionFamily() {
-  static const Family kFamily = [] {
-    Family family = TextPartOfVisionModel(Qwen35MoeFamily());
-    family.name = "qwen3_5_moe_vision";
-    family.architectures = kVisionArchitecturesMoe;
-    family.model_types = kVisionModelTypesMoe;
-    return family;
-  }();
+  static const Family kFamily =
+      InMultimodalModel(Qwen35MoeFamily(), "qwen3_5_moe_vision", kVisionArchitecturesMoe,
+                        kVisionModelTypesMoe, NamesInVisionModel());
   return kFamily;
 }
 

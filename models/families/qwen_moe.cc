@@ -28,13 +28,6 @@ constexpr ConfigDefaults kDefaults{.max_position_embeddings = 32768,
                                    .moe_intermediate_size = 768};
 constexpr TensorNames kNames{.q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"};
 
-constexpr TensorNames GgufNames() {
-  TensorNames names = WithGgufExperts(kGgufNames);
-  names.q_norm = "attn_q_norm";
-  names.k_norm = "attn_k_norm";
-  return names;
-}
-
 absl::StatusOr<ModelSpec> BuildSpec(const ModelConfig& config) {
   QUIRE_ASSIGN_OR_RETURN(ModelSpec spec, PreNormSpec(config, Qwen3MoeFamily()));
   for (LayerSpec& layer : spec.layers) layer.heads.qk_norm = RmsNormSpec(config);
@@ -56,7 +49,7 @@ const Family& Qwen3MoeFamily() {
                               .windows = WindowRule::kAll,
                               .names = kNames,
                               .gguf_architecture = "qwen3moe",
-                              .gguf_names = GgufNames(),
+                              .gguf_names = WithGgufQkNorm(WithGgufExperts(kGgufNames)),
                               .gguf_keys = kGgufExpertKeys,
                               .build_spec = BuildSpec};
   return kFamily;

@@ -32,9 +32,6 @@ const Family& SmolLm3Family() {
                                            .num_key_value_heads = 4},
                               .keys = kKeys,
                               .windows = WindowRule::kNoRope,
-                              .names = {},
-                              .gguf_architecture = "",
-                              .gguf_names = {},
                               .build_spec = BuildSpec};
   return kFamily;
 }
