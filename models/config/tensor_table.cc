@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -13,133 +15,125 @@ namespace {
 struct NoMemory {};
 using NoLayer = LayerTensors<NoMemory, NoMemory>;
 
-Extent ExtentInHeads(Dim dim, const LayerSpec& layer) {
-  const AttentionSpec& heads = layer.heads;
+// The functions below return nullopt for dimensions of other kinds of blocks.
+std::optional<Extent> ExtentInHeads(Dim dim, const AttentionSpec& heads) {
   const std::int64_t queries = std::int64_t{heads.num_heads} * heads.head_size;
   const std::int64_t keys = std::int64_t{heads.num_kv_heads} * heads.head_size;
   switch (dim) {
     case Dim::kHeads:
-      return {heads.num_heads, "num_attention_heads"};
+      return Extent{heads.num_heads, "num_attention_heads"};
     case Dim::kHeadSize:
-      return {heads.head_size, "head_dim"};
+      return Extent{heads.head_size, "head_dim"};
     case Dim::kQueries:
-      return {queries, "num_attention_heads * head_dim"};
+      return Extent{queries, "num_attention_heads * head_dim"};
     case Dim::kQueryRows:
-      if (!layer.heads.output_gate) return {queries, "num_attention_heads * head_dim"};
-      return {2 * queries, "2 * num_attention_heads * head_dim"};
+      if (!heads.output_gate) return Extent{queries, "num_attention_heads * head_dim"};
+      return Extent{2 * queries, "2 * num_attention_heads * head_dim"};
     case Dim::kKeys:
-      return {keys, "num_key_value_heads * head_dim"};
+      return Extent{keys, "num_key_value_heads * head_dim"};
     case Dim::kQkv:
-      return {queries + 2 * keys, "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
+      return Extent{queries + 2 * keys,
+                    "(num_attention_heads + 2 * num_key_value_heads) * head_dim"};
     default:
-      break;
+      return std::nullopt;
   }
-  QUIRE_CHECK(false);
-  return {};
 }
 
-Extent ExtentInMla(Dim dim, const MlaSpec& mla) {
+std::optional<Extent> ExtentInMla(Dim dim, const MlaSpec& mla) {
   const std::int64_t heads = mla.num_heads;
   switch (dim) {
     case Dim::kMlaQueries:
-      return {heads * (mla.nope_size + mla.rope_size),
-              "num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)"};
+      return Extent{heads * (mla.nope_size + mla.rope_size),
+                    "num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)"};
     case Dim::kMlaQueryRank:
-      return {mla.q_lora_rank, "q_lora_rank"};
+      return Extent{mla.q_lora_rank, "q_lora_rank"};
     case Dim::kMlaRank:
-      return {mla.kv_lora_rank, "kv_lora_rank"};
+      return Extent{mla.kv_lora_rank, "kv_lora_rank"};
     case Dim::kMlaRow:
-      return {std::int64_t{mla.kv_lora_rank} + mla.rope_size, "kv_lora_rank + qk_rope_head_dim"};
+      return Extent{std::int64_t{mla.kv_lora_rank} + mla.rope_size,
+                    "kv_lora_rank + qk_rope_head_dim"};
     case Dim::kMlaNope:
-      return {mla.nope_size, "qk_nope_head_dim"};
+      return Extent{mla.nope_size, "qk_nope_head_dim"};
     case Dim::kMlaValue:
-      return {mla.v_size, "v_head_dim"};
+      return Extent{mla.v_size, "v_head_dim"};
     case Dim::kMlaKeysAndValues:
-      return {heads * (mla.nope_size + mla.v_size),
-              "num_attention_heads * (qk_nope_head_dim + v_head_dim)"};
+      return Extent{heads * (mla.nope_size + mla.v_size),
+                    "num_attention_heads * (qk_nope_head_dim + v_head_dim)"};
     case Dim::kMlaValues:
-      return {heads * mla.v_size, "num_attention_heads * v_head_dim"};
+      return Extent{heads * mla.v_size, "num_attention_heads * v_head_dim"};
     default:
-      break;
+      return std::nullopt;
   }
-  QUIRE_CHECK(false);
-  return {};
 }
 
-Extent ExtentInRecurrent(Dim dim, const RecurrentSpec& recurrent) {
+std::optional<Extent> ExtentInRecurrent(Dim dim, const RecurrentSpec& recurrent) {
   const std::int64_t values = recurrent.value_columns();
   switch (dim) {
     case Dim::kRecurrentHeads:
-      return {recurrent.heads, "number of state heads"};
+      return Extent{recurrent.heads, "number of state heads"};
     case Dim::kRecurrentDecays:
-      return {recurrent.decay_columns(), "decays of all state heads"};
+      return Extent{recurrent.decay_columns(), "decays of all state heads"};
     case Dim::kRecurrentRates:
-      return {std::int64_t{recurrent.heads} + recurrent.decay_columns(),
-              "2 * number of state heads"};
+      return Extent{std::int64_t{recurrent.heads} + recurrent.decay_columns(),
+                    "2 * number of state heads"};
     case Dim::kRecurrentValues:
-      return {values, "state heads * their value size"};
+      return Extent{values, "state heads * their value size"};
     case Dim::kRecurrentChannels:
-      return {recurrent.conv_channels, "columns of q, k and v of the convolution"};
+      return Extent{recurrent.conv_channels, "columns of q, k and v of the convolution"};
     case Dim::kRecurrentChannelsAndGates:
-      return {recurrent.conv_channels + values, "columns of q, k, v and z"};
+      return Extent{recurrent.conv_channels + values, "columns of q, k, v and z"};
     case Dim::kRecurrentIn:
-      return {recurrent.in_columns(), "columns of z, the convolution and dt"};
+      return Extent{recurrent.in_columns(), "columns of z, the convolution and dt"};
     case Dim::kRecurrentKeys:
-      return {recurrent.key_columns(), "key heads * their size"};
+      return Extent{recurrent.key_columns(), "key heads * their size"};
     case Dim::kRecurrentGateRank:
-      return {recurrent.gate_rank, "rank of the output gate"};
+      return Extent{recurrent.gate_rank, "rank of the output gate"};
     case Dim::kRecurrentDecayRank:
-      return {recurrent.decay_rank, "rank of the decay"};
+      return Extent{recurrent.decay_rank, "rank of the decay"};
     case Dim::kRecurrentTaps:
-      return {recurrent.conv_width, "width of the convolution"};
+      return Extent{recurrent.conv_width, "width of the convolution"};
     case Dim::kRecurrentNorm:
-      return {recurrent.norm_groups == 0 ? recurrent.value_size : values,
-              "columns of the gated norm"};
+      return Extent{recurrent.norm_groups == 0 ? recurrent.value_size : values,
+                    "columns of the gated norm"};
     default:
-      break;
+      return std::nullopt;
   }
-  QUIRE_CHECK(false);
-  return {};
 }
 
-Extent ExtentInIndex(Dim dim, const IndexSpec& index) {
+std::optional<Extent> ExtentInIndex(Dim dim, const IndexSpec& index) {
   switch (dim) {
     case Dim::kIndexHeads:
-      return {index.heads, "index_n_heads"};
+      return Extent{index.heads, "index_n_heads"};
     case Dim::kIndexSize:
-      return {index.size, "index_head_dim"};
+      return Extent{index.size, "index_head_dim"};
     case Dim::kIndexQueries:
-      return {std::int64_t{index.heads} * index.size, "index_n_heads * index_head_dim"};
+      return Extent{std::int64_t{index.heads} * index.size, "index_n_heads * index_head_dim"};
     default:
-      break;
+      return std::nullopt;
   }
-  QUIRE_CHECK(false);
-  return {};
 }
 
-Extent ExtentInMoe(Dim dim, std::uint32_t hidden, const MoeSpec& moe) {
+std::optional<Extent> ExtentInMoe(Dim dim, std::uint32_t hidden, const MoeSpec& moe) {
   const std::int64_t shared = moe.shared ? moe.shared->intermediate : 0;
   switch (dim) {
     case Dim::kExperts:
-      return {moe.num_experts, "number of experts"};
+      return Extent{moe.num_experts, "number of experts"};
     case Dim::kExpertInner:
-      return {moe.expert.intermediate, "width of an expert"};
+      return Extent{moe.expert.intermediate, "width of an expert"};
     case Dim::kTwoExpertInner:
-      return {2 * std::int64_t{moe.expert.intermediate}, "2 * width of an expert"};
+      return Extent{2 * std::int64_t{moe.expert.intermediate}, "2 * width of an expert"};
     case Dim::kSharedInner:
-      return {shared, "width of the shared expert"};
+      return Extent{shared, "width of the shared expert"};
     case Dim::kTwoSharedInner:
-      return {2 * shared, "2 * width of the shared expert"};
+      return Extent{2 * shared, "2 * width of the shared expert"};
     case Dim::kLatent:
-      return {moe.latent, "moe_latent_size"};
+      return Extent{moe.latent, "moe_latent_size"};
     case Dim::kExpertInput:
-      if (moe.latent != 0) return {moe.latent, "moe_latent_size"};
-      return {hidden, "hidden_size"};
+      if (moe.latent != 0) return Extent{moe.latent, "moe_latent_size"};
+      return Extent{hidden, "hidden_size"};
     default:
-      break;
+      return std::nullopt;
   }
-  QUIRE_CHECK(false);
-  return {};
 }
 
 // A tensor has, for each key head, a run of rows of each size. Returns the first runs of all key
@@ -158,33 +152,17 @@ std::vector<RowRange> RowsByKeyHead(std::int64_t key_heads, std::span<const std:
 }  // namespace
 
 absl::InlinedVector<BlockKind, 2> BlocksOf(const LayerSpec& layer) {
+  constexpr std::pair<AttentionKind, BlockKind> kAttentionBlocks[] = {
+      {AttentionKind::kHeads, BlockKind::kAttention},
+      {AttentionKind::kMla, BlockKind::kMla},
+      {AttentionKind::kRecurrent, BlockKind::kRecurrent},
+      {AttentionKind::kShortConv, BlockKind::kShortConv}};
   absl::InlinedVector<BlockKind, 2> blocks;
-  switch (layer.attention) {
-    case AttentionKind::kHeads:
-      blocks.push_back(BlockKind::kAttention);
-      break;
-    case AttentionKind::kMla:
-      blocks.push_back(BlockKind::kMla);
-      break;
-    case AttentionKind::kRecurrent:
-      blocks.push_back(BlockKind::kRecurrent);
-      break;
-    case AttentionKind::kShortConv:
-      blocks.push_back(BlockKind::kShortConv);
-      break;
-    case AttentionKind::kNone:
-      break;
+  for (const auto& [attention, block] : kAttentionBlocks) {
+    if (layer.attention == attention) blocks.push_back(block);
   }
-  switch (layer.mlp) {
-    case MlpKind::kDense:
-      blocks.push_back(BlockKind::kMlp);
-      break;
-    case MlpKind::kMoe:
-    case MlpKind::kDenseAndMoe:
-      blocks.push_back(BlockKind::kMoe);
-      break;
-    case MlpKind::kNone:
-      break;
+  if (layer.mlp != MlpKind::kNone) {
+    blocks.push_back(layer.mlp == MlpKind::kDense ? BlockKind::kMlp : BlockKind::kMoe);
   }
   return blocks;
 }
@@ -209,43 +187,24 @@ Extent ExtentOf(Dim dim, std::uint32_t hidden, const LayerSpec& layer) {
       return {3 * std::int64_t{hidden}, "3 * hidden_size"};
     case Dim::kShortConvTaps:
       return {layer.short_conv.width, "width of the convolution"};
-    case Dim::kHeads:
-    case Dim::kHeadSize:
-    case Dim::kQueries:
-    case Dim::kQueryRows:
-    case Dim::kKeys:
-    case Dim::kQkv:
-      return ExtentInHeads(dim, layer);
     case Dim::kInner:
       return {layer.dense.intermediate, "intermediate_size"};
     case Dim::kTwoInner:
       return {2 * std::int64_t{layer.dense.intermediate}, "2 * intermediate_size"};
     case Dim::kLayerInput:
       return {layer.input.size, "hidden_size_per_layer_input"};
-    case Dim::kExperts:
-    case Dim::kExpertInner:
-    case Dim::kTwoExpertInner:
-    case Dim::kExpertInput:
-    case Dim::kLatent:
-    case Dim::kSharedInner:
-    case Dim::kTwoSharedInner:
-      return ExtentInMoe(dim, hidden, layer.moe);
-    case Dim::kMlaQueries:
-    case Dim::kMlaQueryRank:
-    case Dim::kMlaRank:
-    case Dim::kMlaRow:
-    case Dim::kMlaNope:
-    case Dim::kMlaValue:
-    case Dim::kMlaKeysAndValues:
-    case Dim::kMlaValues:
-      return ExtentInMla(dim, layer.mla);
     default:
-      return ExtentInRecurrent(dim, layer.recurrent);
-    case Dim::kIndexHeads:
-    case Dim::kIndexSize:
-    case Dim::kIndexQueries:
-      return ExtentInIndex(dim, layer.mla.index.value_or(IndexSpec{}));
+      break;
   }
+  for (const std::optional<Extent>& extent :
+       {ExtentInHeads(dim, layer.heads), ExtentInMla(dim, layer.mla),
+        ExtentInRecurrent(dim, layer.recurrent),
+        ExtentInIndex(dim, layer.mla.index.value_or(IndexSpec{})),
+        ExtentInMoe(dim, hidden, layer.moe)}) {
+    if (extent) return *extent;
+  }
+  QUIRE_CHECK(false);
+  return {};
 }
 
 bool TensorInfo::IsIn(const LayerSpec& layer) const {

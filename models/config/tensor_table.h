@@ -277,36 +277,25 @@ struct LayerTensors {
   Moe moe;
 };
 
+// Returns the row of a norm over the hidden size.
+template <typename Layer, NormSpec LayerSpec::*kNorm>
+constexpr TensorRow<Layer> NormRow(absl::string_view TensorNames::*name,
+                                   typename Layer::Vector Layer::*vector) {
+  return {.info = {.kind = TensorKind::kNorm,
+                   .parts = {{{.name = name, .rows = Dim::kHidden}}},
+                   .norm = [](const LayerSpec& layer) { return layer.*kNorm; }},
+          .vector = vector};
+}
+
 template <typename Layer>
 inline constexpr TensorRow<Layer> kNormTable[] = {
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::attn_in, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.attn_in; }},
-     .vector = &Layer::attn_in},
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::attn_out, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.attn_out; }},
-     .vector = &Layer::attn_out},
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::mlp_in, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.mlp_in; }},
-     .vector = &Layer::mlp_in},
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::mlp_out, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.mlp_out; }},
-     .vector = &Layer::mlp_out},
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::dense_out, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.dense_out; }},
-     .vector = &Layer::dense_out},
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::moe_in, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.moe_in; }},
-     .vector = &Layer::moe_in},
-    {.info = {.kind = TensorKind::kNorm,
-              .parts = {{{.name = &TensorNames::moe_out, .rows = Dim::kHidden}}},
-              .norm = [](const LayerSpec& layer) { return layer.moe_out; }},
-     .vector = &Layer::moe_out},
+    NormRow<Layer, &LayerSpec::attn_in>(&TensorNames::attn_in, &Layer::attn_in),
+    NormRow<Layer, &LayerSpec::attn_out>(&TensorNames::attn_out, &Layer::attn_out),
+    NormRow<Layer, &LayerSpec::mlp_in>(&TensorNames::mlp_in, &Layer::mlp_in),
+    NormRow<Layer, &LayerSpec::mlp_out>(&TensorNames::mlp_out, &Layer::mlp_out),
+    NormRow<Layer, &LayerSpec::dense_out>(&TensorNames::dense_out, &Layer::dense_out),
+    NormRow<Layer, &LayerSpec::moe_in>(&TensorNames::moe_in, &Layer::moe_in),
+    NormRow<Layer, &LayerSpec::moe_out>(&TensorNames::moe_out, &Layer::moe_out),
     {.info = {.kind = TensorKind::kVector,
               .parts = {{{.name = &TensorNames::output_scale, .rows = Dim::kOne}}},
               .is_present = [](const LayerSpec& layer) { return layer.has_output_scale; },
