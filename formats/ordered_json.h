@@ -3,8 +3,8 @@
 // JSON whose keys keep the order of the text. Adding a key takes constant time, because keys are
 // not checked for duplicates. nlohmann::ordered_json searches the whole object for each new key.
 //
-// Place:      for client text that JsonDocument has already parsed, which rejects duplicate keys
-//             and bounds the depth.
+// Place:      for client text that JsonDocument has already parsed. JsonDocument rejects duplicate
+//             keys and bounds the depth.
 // Invariants: operator[] and emplace always append, even if the key exists.
 // Threads:    a value type; one thread at a time per object.
 

@@ -237,7 +237,8 @@ std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
   const std::string blob = cache.BlobPath(repository, file.hash);
   if (FileSize(blob) == file.size_bytes) return file.size_bytes;
   const std::int64_t part = FileSize(blob + ".incomplete");
-  return part > file.size_bytes ? 0 : std::max(part, std::int64_t{0});  // too large: is discarded
+  // IncompleteBlob::Open discards a file that is too large.
+  return part > file.size_bytes ? 0 : std::max(part, std::int64_t{0});
 }
 
 absl::Status AnswerError(const HubSettings& settings, const ModelName& name,

@@ -64,9 +64,9 @@ absl::Status DownloadBlob(const BlobRequest& request, const HubSettings& setting
 std::int64_t CachedBytes(const ModelCache& cache, absl::string_view repository,
                          const RepositoryFile& file);
 
-// Returns the error for an unsuccessful answer of the hub. The message names the cause for a
-// gated, private or unknown repository, an unknown revision or file, and a refused token, and a
-// remedy if there is one. Otherwise it has the HTTP status and the hub's message.
+// Returns the error for an unsuccessful answer of the hub. For a gated, private or unknown
+// repository, an unknown revision or file, or a refused token, the message names the cause and any
+// remedy. For other answers the message has the HTTP status and the hub's text.
 absl::Status AnswerError(const HubSettings& settings, const ModelName& name,
                          const HttpAnswer& answer);
 

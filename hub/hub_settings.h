@@ -15,7 +15,7 @@ namespace quire::hub {
 struct HubSettings {
   std::string endpoint;   // HF_ENDPOINT without trailing slashes; default https://huggingface.co
   std::string cache_dir;  // see CacheDir
-  // HF_TOKEN, else the file HF_TOKEN_PATH, which is $HF_HOME/token by default; empty: none.
+  // HF_TOKEN, else the content of the file HF_TOKEN_PATH (default $HF_HOME/token); empty: no token.
   std::string token;
   bool is_offline = false;  // HF_HUB_OFFLINE
   // HF_HUB_DOWNLOAD_TIMEOUT: a transfer that receives no bytes for this long is retried.

@@ -193,8 +193,7 @@ void DecodeQ3_K(const std::byte* block, const BlockOut& out) {
   }
 }
 
-// Reads `count` bytes as 2 * count nibbles, all low nibbles before the high ones, as indices into a
-// table.
+// Like ReadNibbles, but each nibble is an index into `table`.
 void ReadTableNibbles(const std::byte* from, int count, const std::array<std::int8_t, 16>& table,
                       std::int8_t* q) {
   for (int i = 0; i < count; ++i) {

@@ -68,11 +68,10 @@ void DequantizeRow(GgmlType type, std::span<const std::byte> row, std::span<floa
 // REQUIRES: `type` is a block format (elements > 1).
 QuantizedShape IntegerShapeOf(GgmlType type, std::uint32_t n, std::uint32_t k);
 
-// Decodes one row to the shape of IntegerShapeOf. Scales and mins are exact in f32. For Q2_K to
-// Q6_K and IQ4_XS they are products of an f16 and a small integer. A conversion to f16 therefore
-// rounds them, to infinity from 65520 on. The scales of MXFP4 are powers of two. f16 can represent
-// those from 2^-24 to 2^15. REQUIRES: as DequantizeRow, and the spans of `out` have the sizes of
-// IntegerShapeOf.
+// Decodes one row to the shape of IntegerShapeOf. Scales and mins are exact in f32, but not always
+// in f16. For Q2_K to Q6_K and IQ4_XS they are products of an f16 and a small integer. The scales
+// of MXFP4 are powers of two, of which f16 can represent 2^-24 to 2^15. REQUIRES: as DequantizeRow,
+// and the spans of `out` have the sizes of IntegerShapeOf.
 void DecodeRow(GgmlType type, std::span<const std::byte> row, const QuantizedRow& out);
 
 }  // namespace quire::formats

@@ -64,8 +64,8 @@ absl::StatusOr<std::uint64_t> BytesOfTensor(const GgufFile& gguf, const GgufTens
   return static_cast<std::uint64_t>(bytes);
 }
 
-// `previous_tensor` is the name of the previous tensor in the table, whose data are complete. It is
-// empty for the first tensor.
+// `previous_tensor` names the previous tensor in the table, whose data lie inside the file. The
+// name is empty for the first tensor.
 absl::Status CheckDataRange(const GgufFile& gguf, const GgufTensor& tensor, std::uint64_t bytes,
                             std::uint64_t data_bytes, absl::string_view previous_tensor) {
   if (tensor.offset % gguf.alignment() != 0) {
@@ -116,8 +116,8 @@ absl::StatusOr<std::optional<std::int64_t>> HeadsOf(const GgufFile& gguf, const 
   return gguf.Error(key, absl::StrCat("has no element of 1 to ", kMaxHeads));
 }
 
-// Returns the number of heads if the tensor's rows are interleaved for rope of adjacent rows.
-// Returns 0 if the rows need no permutation.
+// Returns the number of heads if the tensor's rows are in the order of interleaved rope, which
+// rotates adjacent rows. Returns 0 if the rows need no permutation.
 absl::StatusOr<std::int64_t> InterleavedHeads(const GgufFile& gguf, absl::string_view name) {
   const bool is_query =
       absl::EndsWith(name, ".attn_q.weight") || absl::EndsWith(name, ".attn_q.bias");

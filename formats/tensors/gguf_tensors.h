@@ -25,10 +25,10 @@ struct OpenedGguf {
 absl::StatusOr<OpenedGguf> OpenGguf(const ModelFiles& files);
 
 // Returns the tensors in file order, with the slowest dimension of a shape first. Returns
-// INVALID_ARGUMENT with the tensor if its type is unknown or its rows are not whole blocks. Also
-// returns it if the bytes are misaligned, lie outside the file or overlap another tensor. Returns
-// UNIMPLEMENTED for types that are not supported. Gaps between tensors and bytes after the last one
-// are allowed.
+// INVALID_ARGUMENT with the tensor if its type is unknown or its rows are not whole blocks. The
+// same error means that its bytes are misaligned, lie outside the file or overlap another tensor.
+// Returns UNIMPLEMENTED for types that are not supported. Gaps between tensors and bytes after the
+// last one are allowed.
 absl::StatusOr<std::vector<StoredTensor>> ReadGgufTensors(const OpenedGguf& opened);
 
 // Names of the tensors whose elements divide the rotary frequencies: one for llama3 scaling, and

@@ -166,7 +166,7 @@ absl::StatusOr<QuantizedTensor::ScaleTraits> QuantizedTensor::CheckScales() cons
                               : parts_.code_layout == CodeLayout::kE4M3 ? 448.0f
                                                                         : 6.0f;
   const float max_scale = std::numeric_limits<float>::max() / largest_value;
-  // ReadIntegerRow returns e2m1 values times two, so its scales are halved.
+  // ReadIntegerRow doubles e2m1 values and halves their scales.
   const float factor = parts_.code_layout == CodeLayout::kE2M1Blocks ? 0.5f : 1.0f;
   ScaleTraits traits;
   // Updates the traits with a scale. Returns whether the scale is valid.

@@ -76,7 +76,7 @@ struct QuantizedParts {
   std::int64_t group_stride = 0;
 };
 
-// Place:      created when a checkpoint is opened (join_quantized.h); StoredTensor::quantized.
+// Place:      created for StoredTensor::quantized when a checkpoint is opened (join_quantized.h).
 // Invariants: scales are finite, and so are all weights except those with the e4m3 code NaN. Group
 //             indices are in range.
 // Threads:    immutable.
@@ -114,7 +114,7 @@ class QuantizedTensor {
   const std::optional<QuantizedShape>& integer_shape() const { return integer_shape_; }
   // Act-order permutation: the inputs sorted by group, ascending within a group. Empty unless
   // integer_shape()->has_act_order.
-  std::span<const std::uint32_t> order() const { return order_; }
+  std::span<const std::uint32_t> act_order() const { return order_; }
   // Reads one row in integer_shape(). REQUIRES: integer_shape() is set and `out` has its sizes.
   void ReadIntegerRow(std::int64_t row, const QuantizedRow& out) const;
 

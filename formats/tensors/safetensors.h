@@ -43,8 +43,7 @@ struct StoredTensor {
   // positions, and those of the second half at odd positions.
   bool is_transposed = false;
   bool is_interleaved = false;
-  // Rows are always in the order of Hugging Face checkpoints.
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape;   // the slowest dimension first
   std::span<const std::byte> bytes;  // in the file or a copy; may be unaligned
   std::string file;                  // label of the file in messages
   // The bytes are part of a MappedFile, so their memory can be reclaimed after use.

@@ -79,8 +79,8 @@ class ModelCache {
   // exist, and FAILED_PRECONDITION while a download of the repository runs.
   absl::StatusOr<std::int64_t> Remove(const ModelName& name) const;
 
-  // Returns INTERNAL if a ref names no snapshot or a blob is not named by a content hash. Also
-  // returns it if a link does not lead to a complete blob of the repository.
+  // Returns INTERNAL if a ref names no snapshot, a blob is not named by a content hash, or a link
+  // does not lead to a complete blob of the repository.
   absl::Status CheckIntegrity(absl::string_view repository) const;
 
  private:

@@ -59,7 +59,7 @@ absl::Status AddProduct(const StepContext& step, const BranchOutput& output,
                         const LinearWeights& weights, kernels::ConstFloatPtr input,
                         std::int64_t input_stride);
 
-// Computes y = norm(x), or leaves x unchanged if there is no norm. Rows have `hidden` elements.
+// Computes x = norm(x), or leaves x unchanged if there is no norm. Rows have `hidden` elements.
 absl::Status NormInPlace(const StepContext& step, const NormSpec& norm, const float* weight,
                          float* x);
 

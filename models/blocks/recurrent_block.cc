@@ -33,8 +33,8 @@ struct Columns {
   std::int64_t width;
 };
 
-// Computes the second stage of `z` or `a`. It reads RecurrentBuffers::in from column `from` on and
-// writes it from column `to` on.
+// Computes the second stage of `z` or `a`. Reads RecurrentBuffers::in from column `from` on, and
+// writes the result from column `to` on.
 absl::Status ApplySecondStage(const StepContext& step, const LinearWeights& weights,
                               std::int64_t width, std::uint32_t from, std::uint32_t to) {
   const RecurrentBuffers& b = step.buffers->recurrent;

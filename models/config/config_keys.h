@@ -35,12 +35,13 @@ struct ConfigKey {
   KeyUse use;
 };
 // Returns all top-level keys, sorted. Includes the keys of text_config, with their path, if the
-// family reads it.
+// family reads text_config.
 std::vector<ConfigKey> ListKeys(const ConfigReader& reader, const Family& family);
 
 // Refuses a key that changes the computation of some family, unless `family` lists it in
-// Family::keys or its value is neutral: null, false, or the key's neutral value, such as 0 or 1.
-// Ignores keys without effect on inference. Names all unknown keys in one warning.
+// Family::keys or its value is neutral. The neutral values are null, false and those that
+// config_keys.cc lists for the key, such as 0 or 1. Ignores keys without effect on inference. Names
+// all unknown keys in one warning.
 absl::Status CheckConfigKeys(const ConfigReader& reader, const Family& family,
                              std::vector<std::string>* warnings);
 

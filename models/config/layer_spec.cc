@@ -213,7 +213,7 @@ absl::Status ValidateBranches(std::size_t index, const LayerSpec& layer) {
 }
 
 // A layer with kv_from_layer must have the rope and the mask of its source layer. The source layer
-// rotated the K rows, and pages keep them only as long as its mask needs them.
+// rotated the K rows, and its mask decides how long pages keep them.
 absl::Status ValidateSharedKv(const ModelSpec& spec, std::size_t index) {
   const LayerSpec& layer = spec.layers[index];
   if (layer.kv_from_layer < 0) return absl::OkStatus();
@@ -272,7 +272,7 @@ absl::Status ValidateLayer(const ModelSpec& spec, std::size_t index) {
   return ValidateSharedKv(spec, index);
 }
 
-// A knob that no device supports, or only the CPU.
+// A knob that no device or only the CPU supports.
 struct Knob {
   absl::string_view name;
   bool used;
@@ -430,8 +430,8 @@ std::string UnsupportedEnds(const ModelSpec& spec, DeviceKind device) {
   return unsupported.empty() ? UnsupportedNorm("final", spec.final_norm) : unsupported;
 }
 
-// Returns the end of the message about an unsupported knob. It names the device if another device
-// supports the knob.
+// Returns the end of the message about an unsupported knob. It names the GPU, because the CPU
+// supports more knobs.
 absl::string_view UnsupportedSuffix(DeviceKind device) {
   return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }

@@ -251,8 +251,8 @@ struct MoeSpec {
   float renorm_eps = 0;
   float weight_scale = 1;
   bool weight_on_input = false;  // the weight multiplies the expert's input, not its output
-  // Width in which experts compute: W_in projects their input to it, and W_out projects their
-  // weighted sum back. The router and the shared expert read the full width. 0: off.
+  // Width in which experts compute. W_in projects their input to this width, and W_out projects
+  // their weighted sum back. The router and the shared expert read the full width. 0: off.
   std::uint32_t latent = 0;
   std::optional<MlpSpec> shared;
   bool shared_gate = false;

@@ -257,13 +257,12 @@ absl::StatusOr<std::uint32_t> ReadRotarySize(const ConfigReader& config, const C
   if (!(factor > 0 && factor <= 1) || columns < 2 || std::fmod(columns, 2) != 0) {
     return source->Error(
         kKey,
-        absl::StrCat("is ", factor, ", which rotates ", columns, " of ", context.head_dim,
-                     " columns of a head, that number must be even and 2 to ", context.head_dim));
+        absl::StrCat("is ", factor, ", which rotates ", columns,
+                     " columns of a head; this number must be even and 2 to ", context.head_dim));
   }
   if (dim && *dim != columns) {
-    return source->Error(
-        kKey, absl::StrCat("is ", factor, ", which rotates ", columns, " of ", context.head_dim,
-                           " columns of a head, but rotary_dim is ", *dim));
+    return source->Error(kKey, absl::StrCat("is ", factor, ", which rotates ", columns,
+                                            " columns of a head, but rotary_dim is ", *dim));
   }
   return static_cast<std::uint32_t>(columns);
 }

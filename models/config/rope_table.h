@@ -1,7 +1,7 @@
 #pragma once
 
 // Rotation frequencies of rotary position embeddings. All scaling is applied here, at load time, so
-// kernels read a table and need no scaling kinds.
+// kernels read a table and do not depend on the kind of scaling.
 //
 //   angle = float(p) * inv_freq[i];  attention_factor multiplies its cos and sin
 //

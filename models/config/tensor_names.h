@@ -117,8 +117,9 @@ struct TensorNames {
   absl::string_view stacked_gate_up = "";
   absl::string_view stacked_down = "";
   bool stacked_in_halves = false;  // the columns of gate precede those of up
-  // True: these stacks are [experts, outputs, inputs], with the rows of gate before those of up. If
-  // this or stacked_in_halves is true, some files have one tensor per expert instead.
+  // stacked_gate_up and stacked_down are [experts, outputs, inputs], with the rows of gate before
+  // those of up. If this flag or stacked_in_halves is true, some files have one tensor per expert
+  // instead.
   bool stacks_are_output_major = false;
   absl::string_view latent_in = "";   // projection of the experts' input
   absl::string_view latent_out = "";  // projection of the experts' output

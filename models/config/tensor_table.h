@@ -165,7 +165,8 @@ struct TensorInfo {
   // Returns the tensors that a family's checkpoints contain. For kExpertMatrices, `fused` is a
   // stack of all experts.
   std::vector<PartInfo> PartsIn(const TensorNames& names) const;
-  // Inputs and outputs of one matrix. REQUIRES: not a vector; for outputs(), kHeadMatrices.
+  // Inputs and outputs of one matrix. REQUIRES: the tensor is not a vector. outputs() also requires
+  // kHeadMatrices.
   Dim inputs() const { return head.is_transposed ? head.rows : columns; }
   Dim outputs() const { return head.is_transposed ? columns : head.rows; }
   bool is_vector() const { return kind == TensorKind::kNorm || kind == TensorKind::kVector; }
@@ -622,7 +623,8 @@ constexpr bool HasUngatedShared(const LayerSpec& layer) {
 
 template <typename Block>
 inline constexpr TensorRow<Block> kMoeTable[] = {
-    // Another choice of experts changes a token entirely, so the router keeps its stored type.
+    // A rounding error of the router can choose other experts and change a token's result entirely.
+    // The router therefore keeps its stored type.
     {.info = {.label = "router",
               .kind = TensorKind::kUnconverted,
               .parts = {{{.name = &TensorNames::router,
@@ -676,40 +678,38 @@ inline constexpr TensorRow<Block> kMoeTable[] = {
               .columns = Dim::kExpertInput,
               .is_present = [](const LayerSpec& layer) { return !layer.moe.expert.gated; }},
      .linears = &Block::gate_up},
-    {.info = {.label = "down",
-              .kind = TensorKind::kExpertMatrices,
-              .parts = {{{.name = &TensorNames::expert_down,
-                          .rows = Dim::kExpertInput,
-                          .has_bias =
-                              [](const LayerSpec& layer) { return layer.moe.expert.down_bias; },
-                          .stack_name = &TensorNames::down_stack}}},
-              .fused = {.name = &TensorNames::stacked_down,
-                        .rows = Dim::kExpertInput,
-                        .has_bias =
-                            [](const LayerSpec& layer) { return layer.moe.expert.down_bias; }},
-              .columns = Dim::kExpertInner},
+    {.info =
+         {.label = "down",
+          .kind = TensorKind::kExpertMatrices,
+          .parts = {{{.name = &TensorNames::expert_down,
+                      .rows = Dim::kExpertInput,
+                      .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; },
+                      .stack_name = &TensorNames::down_stack}}},
+          .fused = {.name = &TensorNames::stacked_down,
+                    .rows = Dim::kExpertInput,
+                    .has_bias = [](const LayerSpec& layer) { return layer.moe.expert.down_bias; }},
+          .columns = Dim::kExpertInner},
      .linears = &Block::down},
     {.info = {.label = "latent_out",
               .parts = {{{.name = &TensorNames::latent_out, .rows = Dim::kHidden}}},
               .columns = Dim::kLatent,
               .is_present = HasLatent},
      .linear = &Block::latent_out},
-    {.info = {.label = "shared_gate_up",
-              .parts = {{{.name = &TensorNames::shared_mlp_gate,
-                          .rows = Dim::kSharedInner,
-                          .has_bias =
-                              [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
-                         {.name = &TensorNames::shared_mlp_up,
-                          .rows = Dim::kSharedInner,
-                          .has_bias =
-                              [](const LayerSpec& layer) { return layer.moe.shared->up_bias; }}}},
-              .fused = {.name = &TensorNames::shared_mlp_gate_up,
-                        .rows = Dim::kTwoSharedInner,
-                        .has_bias =
-                            [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
-              .columns = Dim::kHidden,
-              .scope = &TensorNames::shared,
-              .is_present = HasGatedShared},
+    {.info =
+         {.label = "shared_gate_up",
+          .parts =
+              {{{.name = &TensorNames::shared_mlp_gate,
+                 .rows = Dim::kSharedInner,
+                 .has_bias = [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
+                {.name = &TensorNames::shared_mlp_up,
+                 .rows = Dim::kSharedInner,
+                 .has_bias = [](const LayerSpec& layer) { return layer.moe.shared->up_bias; }}}},
+          .fused = {.name = &TensorNames::shared_mlp_gate_up,
+                    .rows = Dim::kTwoSharedInner,
+                    .has_bias = [](const LayerSpec& layer) { return layer.moe.shared->gate_bias; }},
+          .columns = Dim::kHidden,
+          .scope = &TensorNames::shared,
+          .is_present = HasGatedShared},
      .linear = &Block::shared_gate_up},
     {.info = {.label = "shared_gate_up",
               .parts = {{{.name = &TensorNames::shared_mlp_up,

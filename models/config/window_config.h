@@ -12,7 +12,7 @@ namespace quire::models {
 
 struct Family;
 
-// Selects the layers that have a window if layer_types is absent. i counts layers from 0. A null
+// Selects the windowed layers of files without layer_types. i counts layers from 0. A null
 // sliding_window means no windows.
 enum class WindowRule : std::uint8_t {
   kNone,       // no windows: sliding_window is not read
@@ -24,8 +24,8 @@ enum class WindowRule : std::uint8_t {
   kPattern,    // all but every sliding_window_pattern-th: (i + 1) % pattern != 0
 };
 
-// Returns which of `num_layers` layers have a window by kAll, kEvery, kEven or kPattern. For the
-// other rules, which need more inputs, no layer has a window.
+// Returns which of `num_layers` layers have a window by kAll, kEvery, kEven or kPattern. The other
+// rules need more inputs, so they give false for all layers.
 std::vector<bool> WindowedByRule(WindowRule rule, std::uint32_t num_layers, std::int64_t pattern);
 
 // Default of sliding_window_pattern in most families.

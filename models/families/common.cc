@@ -18,7 +18,7 @@ constexpr std::pair<absl::string_view, Activation> kActivations[] = {
     {"gelu_new", Activation::kGeluTanh}, {"gelu_fast", Activation::kGeluTanh},
     {"relu2", Activation::kRelu2}};
 
-// The key of hidden_act in a family's files.
+// Returns the key that states the activation in a family's files.
 absl::string_view ActivationKey(const Family& family) {
   for (const absl::string_view key : {"hidden_activation", "mlp_hidden_act"}) {
     if (ReadsKey(family, key)) return key;

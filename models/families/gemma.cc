@@ -3,8 +3,8 @@
 // Sandwich norms multiply by 1 + weight. Embeddings are scaled by sqrt(hidden_size), scores by
 // query_pre_attn_scalar^-0.5. The activation is tanh GELU: hidden_activation is read and hidden_act
 // is not. Gemma 2 caps scores and logits and has windows in every second layer. Gemma 3 normalizes
-// each head of q and k; all layers but every sixth have windows and their own rope table. Source:
-// modeling_gemma2.py and modeling_gemma3.py of Hugging Face transformers.
+// each head of q and k. All its layers but every sixth have windows and use a second rope table.
+// Source: modeling_gemma2.py and modeling_gemma3.py of Hugging Face transformers.
 
 #include <cmath>
 

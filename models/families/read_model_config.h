@@ -8,9 +8,8 @@
 // ordinary value. rope_config.h describes the forms of rope settings. Keys of
 // generation_config.json take precedence over those of config.json.
 //
-// A key that this family does not read, but that changes the computation in another family, is
-// refused unless its value has no effect there (IsNeutral in config_keys.cc). Unknown keys are
-// named in one warning.
+// A key that the model's family does not read, but that changes the computation of another family,
+// is refused unless its value is neutral (config_keys.cc). Unknown keys are named in one warning.
 
 #include "absl/status/statusor.h"
 #include "models/config/model_config.h"

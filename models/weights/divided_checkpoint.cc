@@ -196,7 +196,7 @@ absl::StatusOr<Checkpoint> CheckpointOfPart(const Checkpoint& whole, const Model
                        ExtentOf(dim, spec.hidden, own.layers[i]).size, part);
       };
       for (const PartInfo& tensor : info.PartsIn(names)) {
-        // If a part picks no rows, the layer does not have its tensor.
+        // If a part picks no rows, the layer does not have the part.
         if (tensor.pick != nullptr && tensor.pick(spec.layers[i]).empty()) continue;
         if (tensor.name == info.fused.name) {
           status = absl::UnimplementedError(

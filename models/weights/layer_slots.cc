@@ -267,7 +267,7 @@ class RowFinder {
   absl::StatusOr<LinearSlot> CutHead(const formats::StoredTensor& whole, const HeadRows& head,
                                      std::uint32_t number, std::int64_t first) const {
     const std::int64_t rows = ExtentOf(head.rows).size;
-    // If `whole` is quantized, only the size of `bytes` is right. Its rows are read by first_row.
+    // If `whole` is quantized, readers use first_row and only the size of `bytes`.
     const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
     first += ExtentOf(head.first).size;
     formats::StoredTensor piece = whole;
@@ -288,7 +288,7 @@ class RowFinder {
 
   SlotFinder& finder_;
   const FormChooser& chooser_;
-  TensorNames names_;  // after the choice of the aliases that this layer's tensors have
+  TensorNames names_;  // with the aliases that this layer's tensors use
   const std::uint32_t hidden_;
   const LayerSpec& layer_;
   std::vector<std::string> prefixes_;  // by BlockKind

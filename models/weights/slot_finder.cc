@@ -21,8 +21,8 @@ bool IsWeightType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-bool HaveSameOrder(const formats::StoredTensor& a, const formats::StoredTensor& b) {
-  return std::ranges::equal(a.quantized->order(), b.quantized->order());
+bool HaveSameActOrder(const formats::StoredTensor& a, const formats::StoredTensor& b) {
+  return std::ranges::equal(a.quantized->act_order(), b.quantized->act_order());
 }
 
 }  // namespace
@@ -97,8 +97,9 @@ absl::StatusOr<std::vector<MatrixSlot>> FormChooser::Matrices(
   for (const formats::StoredTensor* part : parts) {
     QUIRE_ASSIGN_OR_RETURN(const MatrixForm form, FormOf(*part, role));
     const bool both_plain = !matrices.empty() && matrices.back().form.is_plain() && form.is_plain();
-    const bool is_like = !matrices.empty() && matrices.back().form == form &&
-                         (!form.has_act_order || HaveSameOrder(*matrices.back().parts[0], *part));
+    const bool is_like =
+        !matrices.empty() && matrices.back().form == form &&
+        (!form.has_act_order || HaveSameActOrder(*matrices.back().parts[0], *part));
     if (!is_like && !both_plain) {
       matrices.push_back(MatrixSlot{});
     }
@@ -141,7 +142,7 @@ std::vector<const formats::StoredTensor*> CutRows(SlotFinder& finder,
                                                   const formats::StoredTensor& whole,
                                                   std::span<const RowRange> picked) {
   if (picked.size() == 1 && picked[0].count == whole.shape[0]) return {&whole};
-  // If `whole` is quantized, only the size of `bytes` is right. Its rows are read by first_row.
+  // If `whole` is quantized, readers use first_row and only the size of `bytes`.
   const std::int64_t row_bytes = static_cast<std::int64_t>(whole.bytes.size()) / whole.shape[0];
   std::vector<const formats::StoredTensor*> pieces;
   for (const RowRange& rows : picked) {

@@ -199,7 +199,7 @@ absl::StatusOr<std::vector<float>> ReadVectors(std::span<const VectorPlace> plac
 // Returns the act-order permutation of a matrix, or an empty span.
 std::span<const std::uint32_t> OrderOf(const MatrixSlot& slot) {
   if (!slot.form.has_act_order) return {};
-  return slot.parts.front()->quantized->order();
+  return slot.parts.front()->quantized->act_order();
 }
 
 // Packs the matrices of a model.

@@ -31,9 +31,8 @@ struct MatrixSlot {
   MatrixForm form;
 };
 
-// Tensors that share their input and are multiplied together, such as q, k and v. There is one
-// matrix, unless the parts have different forms, as in GGUF files with mixed types. Then there is a
-// matrix for each run of parts with the same form.
+// Tensors that share their input and are multiplied together, such as q, k and v. Each run of parts
+// with the same form is one matrix. GGUF files with mixed types have several.
 struct LinearSlot {
   std::vector<MatrixSlot> matrices;
   std::vector<const formats::StoredTensor*> biases;  // [rows] each; empty: no bias

@@ -625,7 +625,10 @@ std::vector<Refusal> OfValues() {
       {"phi3-bf16", "sliding_window", -47, {"sliding_window"}},
       {"phi3-longrope-bf16", "partial_rotary_factor", 1.5, {"partial_rotary_factor is 1.5"}},
       {"phi3-longrope-bf16", "partial_rotary_factor", 0.5, {"short_factor has 24", "16", "32"}},
-      {"glm4-moe-bf16", "partial_rotary_factor", 0.1, {"partial_rotary_factor is 0.1", "3 of 32"}},
+      {"glm4-moe-bf16",
+       "partial_rotary_factor",
+       0.1,
+       {"partial_rotary_factor is 0.1", "3 columns", "2 to 32"}},
       {"glm4-moe-bf16", "use_qk_norm", "yes", {"use_qk_norm"}},
       {"minimax-m2-bf16", "use_qk_norm", false, {"use_qk_norm false", "minimax_m2"}},
       {"minimax-m2-bf16", "rotary_dim", 15, {"rotary_dim is 15", "even"}},
@@ -633,7 +636,7 @@ std::vector<Refusal> OfValues() {
       {"minimax-m2-bf16",
        "partial_rotary_factor",
        1.0,
-       {"partial_rotary_factor is 1", "32 of 32", "rotary_dim is 16"}},
+       {"partial_rotary_factor is 1", "32 columns", "rotary_dim is 16"}},
       {"minimax-m2-bf16", "scoring_func", "softmax", {"scoring_func \"softmax\"", "sigmoid"}},
       {"minimax-m2-bf16", "use_routing_bias", 1, {"use_routing_bias"}}};
 }

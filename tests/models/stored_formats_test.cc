@@ -114,7 +114,7 @@ TEST_P(StoredFormatTest, MemoryRepresentsTheSameValues) {
                             [&](std::uint32_t row, const QuantizedRow& out) {
                               ReadQuantizedRow(matrix, form, row, out);
                             },
-                            matrix.quantized->order());
+                            matrix.quantized->act_order());
   ASSERT_TRUE(packed.ok()) << packed.status();
   for (std::uint32_t row = 0; row < n; ++row) {
     for (std::uint32_t i = 0; i < k; ++i) {
