@@ -20,10 +20,10 @@
 
 namespace quire::hub {
 
-// The delay between attempts is 0.5 s at first and doubles after each failure. It is at least the
-// Retry-After of the server. A download fails after kMaxAttempts consecutive failed attempts, or if
-// Retry-After exceeds kMaxRetryAfter. If an attempt received bytes before it failed, the count of
-// failed attempts restarts at 1.
+// The delay between attempts is 0.5 s at first and doubles after each failure. A longer Retry-After
+// of the server replaces the delay. A download fails after kMaxAttempts consecutive failed
+// attempts, or if Retry-After exceeds kMaxRetryAfter. If an attempt received bytes before it
+// failed, the count of failed attempts restarts at 1.
 inline constexpr int kMaxAttempts = 6;
 inline constexpr absl::Duration kFirstRetryDelay = absl::Milliseconds(500);
 inline constexpr absl::Duration kMaxRetryAfter = absl::Minutes(5);

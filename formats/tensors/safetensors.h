@@ -32,10 +32,10 @@ struct StoredTensor {
   std::string type;  // type name in the file: "BF16"
   // kInvalid for quantized tensors and for unsupported types such as C64.
   DType dtype = DType::kInvalid;
-  // Set when a GGUF file stores the rows in a block format. Each row then has GgmlRowBytes bytes.
+  // Set when a GGUF file stores the rows in a block format, with GgmlRowBytes bytes per row.
   GgmlType blocks = GgmlType::kNone;
   // Set for a quantized matrix whose codes, scales and zero points are separate tensors of the file
-  // (join_quantized.h). `bytes` are then the codes.
+  // (join_quantized.h). In this case `bytes` are the codes.
   std::shared_ptr<const QuantizedTensor> quantized;
   std::int64_t first_row = 0;  // in `quantized`, if this is a slice of a stack of matrices
   // Layout of this slice of a stack of matrices. If is_transposed, element (r, i) is stored at [i,

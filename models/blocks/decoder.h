@@ -45,7 +45,7 @@ struct DecoderStep {
   std::uint32_t batch_size;
   Heartbeat* heartbeat = nullptr;  // beats after each layer; null: none
   // Hidden states in host memory, [layers + 2, num_tokens, hidden], in the order of StepBatch;
-  // null: not returned. On a GPU the host then waits after every layer.
+  // null: not returned. If set, the host waits for a GPU after every layer.
   float* hidden_out = nullptr;
   std::span<const std::uint32_t> batch_index = {};  // StepOrder::batch_index(), for hidden_out
   StepStates states = {};

@@ -184,7 +184,7 @@ absl::Status RunExpert(const StepContext& step, const MoeSpec& moe, const MoeWei
                     {sum, nullptr, count, columns});
 }
 
-// Adds the output of the shared expert to sum if `add` is true, else sets sum to it. REQUIRES:
+// Adds the output of the shared expert to sum if `add` is true, else writes it to sum. REQUIRES:
 // `add` is true if the shared expert has a gate.
 absl::Status RunShared(const StepContext& step, const MoeSpec& moe, const MoeWeights& weights,
                        kernels::ConstFloatPtr input, bool add) {

@@ -26,9 +26,9 @@ struct Columns {
         a(r.decay_rank != 0 ? r.row_columns() - r.decay_columns() : decay_in),
         width(r.row_columns()) {}
   std::uint32_t q, k, v;
-  std::uint32_t gate_in;  // the first stage of `z` if it has two, else `z`
+  std::uint32_t gate_in;  // the first stage of `z` if `z` has two, else `z`
   std::uint32_t b;
-  std::uint32_t decay_in;  // the first stage of `a` if it has two, else `a`
+  std::uint32_t decay_in;  // the first stage of `a` if `a` has two, else `a`
   std::uint32_t z, a;
   std::int64_t width;
 };

@@ -48,8 +48,8 @@ struct RecurrentBuffers {
   float* decay = nullptr;  // [T, RecurrentSpec::decay_columns]
   float* rate = nullptr;   // [T, heads]
   float* out = nullptr;    // [T, heads * value_size]
-  // [T, columns] input of a product; null if activations are f32, since products then read `in` and
-  // `out`.
+  // [T, columns] input of a product; null if activations are f32, because such products read `in`
+  // and `out` directly.
   kernels::FloatPtr rounded;
 };
 

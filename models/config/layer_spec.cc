@@ -300,7 +300,7 @@ std::string UnsupportedNorm(absl::string_view slot, const NormSpec& norm) {
   return "";
 }
 
-// True if a norm of q and k after the rotation equals one before it.
+// True if the norm of q and k gives the same result before and after the rotation.
 bool NormCommutesWithRope(const ModelSpec& spec, const AttentionSpec& heads) {
   if (heads.rope < 0) return true;
   return !heads.qk_norm.has_weight &&
