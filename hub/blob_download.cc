@@ -8,8 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
-#include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/file_descriptor.h"

@@ -9,7 +9,6 @@
 #include "kernels/recurrent/gate_norm.h"
 #include "kernels/rope/rope.h"
 #include "models/blocks/branch.h"
-#include "models/config/tensor_table.h"
 
 namespace quire::models {
 namespace {

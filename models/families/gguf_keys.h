@@ -3,7 +3,6 @@
 // Metadata keys of a GGUF file that begin with the name of its architecture, such as "llama.".
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -1,10 +1,6 @@
 // Kimi-Linear: KimiLinearForCausalLM.
 
-#include <cmath>
-
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "models/families/common.h"
 
