@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/json_text.h"
 
 namespace quire::formats {
@@ -207,10 +208,9 @@ std::optional<GgufSplit> FindGgufSplit(absl::string_view pre) {
 }
 
 std::string GgufSplitNames() {
-  std::string names;
-  for (const NamedSplit& name : kNames)
-    absl::StrAppend(&names, names.empty() ? "" : ", ", name.name);
-  return names;
+  return absl::StrJoin(kNames, ", ", [](std::string* out, const NamedSplit& name) {
+    absl::StrAppend(out, name.name);
+  });
 }
 
 }  // namespace quire::formats

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 #include <utility>
 
@@ -103,8 +104,7 @@ ModelFiles ModelFiles::FromMemory(absl::string_view source, std::vector<MemoryFi
   result.prefix_ = absl::StrCat(source, "/");
   result.in_memory_ = true;
   if (files.size() == 1 && IsGgufName(files.front().name)) result.gguf_ = files.front().name;
-  std::sort(files.begin(), files.end(),
-            [](const MemoryFile& a, const MemoryFile& b) { return a.name < b.name; });
+  std::ranges::sort(files, {}, &MemoryFile::name);
   for (const MemoryFile& file : files) result.names_.push_back(file.name);
   result.files_ = std::move(files);
   return result;
@@ -115,8 +115,7 @@ bool ModelFiles::Has(absl::string_view name) const {
     std::error_code error;
     return fs::exists(LabelOf(name), error);
   }
-  return std::binary_search(names_.begin(), names_.end(), name,
-                            [](absl::string_view a, absl::string_view b) { return a < b; });
+  return std::binary_search(names_.begin(), names_.end(), name, std::less<>());
 }
 
 std::string ModelFiles::LabelOf(absl::string_view name) const {

@@ -355,23 +355,15 @@ absl::StatusOr<std::vector<CachedModel>> ModelCache::List() const {
                    {.repository = repository,
                     .revision = RefNames(refs, commit),
                     .commit = commit,
-                    .file = "",
-                    .format = "",
-                    .size_bytes = 0,
-                    .path = snapshot,
-                    .last_used = absl::InfinitePast()},
+                    .path = snapshot},
                    &models);
     }
     if (models.size() > before) continue;
     QUIRE_ASSIGN_OR_RETURN(const std::int64_t size, StoredBytes(path / "blobs"));
     models.push_back({.repository = repository,
-                      .revision = "",
-                      .commit = "",
-                      .file = "",
                       .format = "incomplete",
                       .size_bytes = size,
-                      .path = path.string(),
-                      .last_used = absl::InfinitePast()});
+                      .path = path.string()});
   }
   return models;
 }

@@ -34,14 +34,14 @@ struct CachedFile {
 
 // A model that can be served, or an entry that explains the use of disk space.
 struct CachedModel {
-  std::string repository;   // "ORG/NAME"
-  std::string revision;     // refs of the commit, separated by ", "; the commit if it has none
-  std::string commit;       // empty if nothing is complete
-  std::string file;         // GGUF file; empty for a directory
-  std::string format;       // "safetensors", "gguf", "other", or "incomplete"
-  std::int64_t size_bytes;  // total size of the distinct blobs
+  std::string repository;       // "ORG/NAME"
+  std::string revision = {};    // refs of the commit, separated by ", "; the commit if it has none
+  std::string commit = {};      // empty if nothing is complete
+  std::string file = {};        // GGUF file; empty for a directory
+  std::string format = {};      // "safetensors", "gguf", "other", or "incomplete"
+  std::int64_t size_bytes = 0;  // total size of the distinct blobs
   std::string path;
-  absl::Time last_used;  // latest access to a blob
+  absl::Time last_used = absl::InfinitePast();  // latest access to a blob
 
   // Returns the name that quired accepts, without a revision.
   std::string name() const { return ModelName{repository, "", file}.ToString(); }

@@ -76,33 +76,25 @@ absl::Status WriteHidden(const ModelSpec& spec, const DecoderStep& step, kernels
   return absl::OkStatus();
 }
 
-using BlockFn = absl::Status (*)(const StepContext&, const LayerSpec&, const LayerWeights&,
-                                 const LayerPlace&);
-
-// The function that computes a kind of block.
-constexpr struct {
-  BlockKind kind;
-  BlockFn run;
-} kBlocks[] = {
-    {BlockKind::kAttention, AttentionBlock},
-    {BlockKind::kMla, MlaBlock},
-    {BlockKind::kRecurrent, RecurrentBlock},
-    {BlockKind::kShortConv, ShortConvBlock},
-    {BlockKind::kMlp,
-     [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-        const LayerPlace&) { return MlpBlock(step, layer, weights); }},
-    {BlockKind::kMoe,
-     [](const StepContext& step, const LayerSpec& layer, const LayerWeights& weights,
-        const LayerPlace&) { return MoeBlock(step, layer, weights); }},
-};
-
 absl::Status RunBlock(BlockKind kind, const StepContext& step, const LayerSpec& layer,
                       const LayerWeights& weights, const LayerPlace& place) {
-  for (const auto& block : kBlocks) {
-    if (block.kind == kind) return block.run(step, layer, weights, place);
+  switch (kind) {
+    case BlockKind::kAttention:
+      return AttentionBlock(step, layer, weights, place);
+    case BlockKind::kMla:
+      return MlaBlock(step, layer, weights, place);
+    case BlockKind::kRecurrent:
+      return RecurrentBlock(step, layer, weights, place);
+    case BlockKind::kShortConv:
+      return ShortConvBlock(step, layer, weights, place);
+    case BlockKind::kMlp:
+      return MlpBlock(step, layer, weights);
+    case BlockKind::kMoe:
+      return MoeBlock(step, layer, weights);
+    default:
+      QUIRE_CHECK(false);
+      return absl::OkStatus();
   }
-  QUIRE_CHECK(false);
-  return absl::OkStatus();
 }
 
 absl::Status RunLayer(const StepContext& context, const ModelSpec& spec, const Weights& weights,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
 #include "base/status.h"
 #include "kernels/elementwise/step_inputs.h"
@@ -250,12 +249,6 @@ void AllocateLayer(Arena& arena, const Widths& widths, const StepLimits& limits,
   if (has_tail) buffers->tail_values = reinterpret_cast<float*>(base);
 }
 
-void AllocateHost(Arena& arena, const StepLimits& limits, StepBuffers* buffers) {
-  const std::int64_t logprobs = limits.max_logprobs;
-  buffers->sample_top = arena.Take<kernels::TopLogprob>(limits.max_step_samples * logprobs);
-  buffers->prompt_logprob_top = arena.Take<kernels::TopLogprob>(limits.max_step_tokens * logprobs);
-}
-
 void AllocateDevice(Arena& arena, const Widths& widths, const StepLimits& limits,
                     StepBuffers* buffers) {
   const std::int64_t rows = limits.max_rows;
@@ -306,7 +299,9 @@ std::int64_t AllocateArrays(std::byte* base, const ModelSpec& spec, const StepLi
       buffers->tail_offsets = arena.Take<std::uint32_t>(std::int64_t{limits.max_rows} + 1);
       buffers->tail_lengths = arena.Take<std::uint32_t>(limits.max_rows);
     }
-    AllocateHost(arena, limits, buffers);
+    const std::int64_t logprobs = limits.max_logprobs;
+    buffers->sample_top = arena.Take<kernels::TopLogprob>(limits.max_step_samples * logprobs);
+    buffers->prompt_logprob_top = arena.Take<kernels::TopLogprob>(tokens * logprobs);
   } else {
     AllocateDevice(arena, widths, limits, buffers);
   }

@@ -1,6 +1,5 @@
 #include "models/config/config_reader.h"
 
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -49,6 +48,12 @@ absl::Status ConfigReader::Unsupported(absl::string_view key, absl::string_view 
                                                reason));
 }
 
+absl::Status ConfigReader::CheckLength(absl::string_view key, std::size_t length,
+                                       std::uint32_t num_layers) const {
+  if (length == num_layers) return absl::OkStatus();
+  return Error(key, absl::StrCat("has ", length, " entries, num_hidden_layers is ", num_layers));
+}
+
 absl::StatusOr<std::uint32_t> ConfigReader::Count(absl::string_view key, std::uint32_t low,
                                                   std::uint32_t high) const {
   const absl::StatusOr<formats::JsonValue> value = object_.Get(key);
@@ -63,9 +68,7 @@ absl::StatusOr<double> ConfigReader::Number(absl::string_view key) const {
   if (!value.ok()) return Label(value.status());
   if (!value->is_number())
     return Error(key, absl::StrCat("is ", ValueText(key), ", it must be a number"));
-  const double number = value->raw().get<double>();
-  if (!std::isfinite(number)) return Error(key, "is not a finite number");
-  return number;
+  return value->raw().get<double>();
 }
 
 absl::StatusOr<std::uint32_t> ConfigReader::CountOr(absl::string_view key, std::uint32_t low,
@@ -144,7 +147,6 @@ absl::StatusOr<std::optional<std::vector<double>>> ConfigReader::OptionalNumbers
     const formats::JsonValue item = value->At(i);
     if (!item.is_number()) return Label(item.Error("must be a number"));
     numbers.push_back(item.raw().get<double>());
-    if (!std::isfinite(numbers.back())) return Label(item.Error("is not a finite number"));
   }
   return std::optional<std::vector<double>>(std::move(numbers));
 }

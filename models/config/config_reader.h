@@ -52,7 +52,7 @@ class ConfigReader {
   absl::StatusOr<std::optional<ConfigReader>> OptionalObject(absl::string_view key) const;
   // Reads an integer or a list of integers.
   absl::StatusOr<std::optional<std::vector<std::int32_t>>> OptionalIds(absl::string_view key) const;
-  // Reads a list of finite numbers.
+  // Reads a list of numbers.
   absl::StatusOr<std::optional<std::vector<double>>> OptionalNumbers(absl::string_view key) const;
   // Like OptionalNumbers, but an entry may be {"__float__": "Infinity"}.
   absl::StatusOr<std::optional<std::vector<double>>> OptionalLimits(absl::string_view key) const;
@@ -62,6 +62,9 @@ class ConfigReader {
 
   // Returns INVALID_ARGUMENT "<file>: <key> <problem>".
   absl::Status Error(absl::string_view key, absl::string_view problem) const;
+  // Returns an error unless a list has an entry for each layer.
+  absl::Status CheckLength(absl::string_view key, std::size_t length,
+                           std::uint32_t num_layers) const;
   // Returns UNIMPLEMENTED "<file>: <key> <value> is not supported <reason>".
   absl::Status Unsupported(absl::string_view key, absl::string_view reason) const;
 

@@ -33,13 +33,6 @@ absl::StatusOr<LayerBranch> BranchOf(const ConfigReader& reader, const Family& f
       ")"));
 }
 
-absl::Status CheckLength(const ConfigReader& reader, absl::string_view key, std::size_t length,
-                         std::uint32_t num_layers) {
-  if (length == num_layers) return absl::OkStatus();
-  return reader.Error(key,
-                      absl::StrCat("has ", length, " entries, num_hidden_layers is ", num_layers));
-}
-
 // Returns the layers, or an error if none has attention.
 absl::StatusOr<std::vector<LayerBranch>> CheckAttention(const ConfigReader& reader,
                                                         absl::string_view key,
@@ -73,7 +66,7 @@ absl::StatusOr<std::vector<LayerBranch>> ReadPattern(const ConfigReader& reader,
                                                           {'E', LayerBranch::kExperts}};
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::string> pattern, reader.OptionalString(kKey));
   if (!pattern) return reader.Error(kKey, "and layers_block_type are missing");
-  QUIRE_RETURN_IF_ERROR(CheckLength(reader, kKey, pattern->size(), num_layers));
+  QUIRE_RETURN_IF_ERROR(reader.CheckLength(kKey, pattern->size(), num_layers));
   std::vector<LayerBranch> layers;
   for (const char c : *pattern) {
     const auto* found = std::find_if(std::begin(kCharacters), std::end(kCharacters),
@@ -150,7 +143,7 @@ absl::StatusOr<std::vector<LayerBranch>> ReadBranches(const ConfigReader& reader
     QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
                            reader.OptionalStrings(key));
     if (!types) continue;
-    QUIRE_RETURN_IF_ERROR(CheckLength(reader, key, types->size(), num_layers));
+    QUIRE_RETURN_IF_ERROR(reader.CheckLength(key, types->size(), num_layers));
     std::vector<LayerBranch> layers;
     for (std::size_t i = 0; i < types->size(); ++i) {
       QUIRE_ASSIGN_OR_RETURN(const LayerBranch branch,

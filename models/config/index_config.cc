@@ -34,10 +34,7 @@ absl::StatusOr<std::vector<bool>> HasIndexerFromTypes(const ConfigReader& reader
                                                       absl::string_view key,
                                                       const std::vector<std::string>& types,
                                                       std::uint32_t num_layers) {
-  if (types.size() != num_layers) {
-    return reader.Error(
-        key, absl::StrCat("has ", types.size(), " entries, num_hidden_layers is ", num_layers));
-  }
+  QUIRE_RETURN_IF_ERROR(reader.CheckLength(key, types.size(), num_layers));
   std::vector<bool> has_indexer;
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] != "full" && types[i] != "shared") {

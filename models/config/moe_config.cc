@@ -94,11 +94,8 @@ absl::Status ReadDenseLayers(const ConfigReader& reader, const Family& family,
     for (std::size_t i = 0; i < sparse->size(); ++i) (*sparse)[i] = i >= first;
     return absl::OkStatus();
   }
-  if (types->size() != sparse->size()) {
-    return reader.Error(
-        "mlp_layer_types",
-        absl::StrCat("has ", types->size(), " entries, num_hidden_layers is ", sparse->size()));
-  }
+  QUIRE_RETURN_IF_ERROR(reader.CheckLength("mlp_layer_types", types->size(),
+                                           static_cast<std::uint32_t>(sparse->size())));
   for (std::size_t i = 0; i < sparse->size(); ++i) {
     const std::string& type = (*types)[i];
     if (type != "dense" && type != "sparse") {

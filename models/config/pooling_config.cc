@@ -1,6 +1,5 @@
 #include "models/config/pooling_config.h"
 
-#include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -133,8 +133,7 @@ absl::Status ReadLlama3(const ConfigReader& rope, RopeConfig* result) {
 }
 
 absl::Status ReadAttentionFactor(const ConfigReader& rope, RopeConfig* result) {
-  QUIRE_ASSIGN_OR_RETURN(result->attention_factor, rope.OptionalNumber("attention_factor"));
-  if (!result->attention_factor) return absl::OkStatus();
+  if (!rope.Has("attention_factor") || rope.IsNull("attention_factor")) return absl::OkStatus();
   QUIRE_ASSIGN_OR_RETURN(result->attention_factor, ReadPositive(rope, "attention_factor"));
   return absl::OkStatus();
 }

@@ -69,10 +69,7 @@ absl::StatusOr<std::optional<std::vector<bool>>> ReadLayerTypes(const ConfigRead
   QUIRE_ASSIGN_OR_RETURN(const std::optional<std::vector<std::string>> types,
                          reader.OptionalStrings("layer_types"));
   if (!types) return std::optional<std::vector<bool>>();
-  if (types->size() != num_layers) {
-    return reader.Error("layer_types", absl::StrCat("has ", types->size(),
-                                                    " entries, num_hidden_layers is ", num_layers));
-  }
+  QUIRE_RETURN_IF_ERROR(reader.CheckLength("layer_types", types->size(), num_layers));
   std::vector<bool> is_special;
   for (std::size_t i = 0; i < types->size(); ++i) {
     const std::string& type = (*types)[i];

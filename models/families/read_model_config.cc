@@ -1,7 +1,6 @@
 #include "models/families/read_model_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -9,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "formats/json_value.h"
@@ -332,11 +330,8 @@ absl::Status ReadRopeLayers(const ConfigReader& reader, const Family& family, Mo
     config->rope_layers.push_back((i + 1) % interval != 0);
   }
   if (!has_flags) return absl::OkStatus();
-  if (flags->size() != config->num_hidden_layers) {
-    return reader.Error("no_rope_layers",
-                        absl::StrCat("has ", flags->size(), " entries, num_hidden_layers is ",
-                                     config->num_hidden_layers));
-  }
+  QUIRE_RETURN_IF_ERROR(
+      reader.CheckLength("no_rope_layers", flags->size(), config->num_hidden_layers));
   for (const std::int32_t flag : *flags) {
     if (flag != 0 && flag != 1) {
       return reader.Error("no_rope_layers",

@@ -47,8 +47,6 @@ struct VectorSlot {
   float scale = 1;   // multiplies every element before `offset` is added, NormSpec::weight_scale
 };
 
-using MlaSlots = MlaTensors<VectorSlot, LinearSlot>;
-using MoeSlots = MoeTensors<VectorSlot, LinearSlot>;
 using LayerSlots = LayerTensors<VectorSlot, LinearSlot>;
 
 // The tensor of a checkpoint for each weight of a spec. Must not outlive the checkpoint.
