@@ -1,12 +1,17 @@
 #include "server/config/options.h"
 
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/duration.pb.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
+#include <utility>
 
+#include "base/check.h"
 #include "hub/cache/model_cache.h"
 #include "quire/config/v1/config.pb.h"
+#include "server/config/scalar_value.h"
 
 namespace quire::server {
 namespace {
@@ -15,6 +20,21 @@ using config::v1::Config;
 
 absl::Duration ToDuration(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+// Returns the YAML name of an enum value, such as "avx2" for CPU_ISA_AVX2.
+template <typename Enum>
+std::string NameOf(Enum value) {
+  return EnumName(google::protobuf::GetEnumDescriptor<Enum>()->FindValueByNumber(value));
+}
+
+// Returns the counterpart of `value` in `table`, which lists every value except 0 (UNSPECIFIED). A
+// loaded configuration has no key with the value 0.
+template <typename To, typename From>
+To Convert(From value, std::initializer_list<std::pair<From, To>> table) {
+  const auto found = std::ranges::find(table, value, &std::pair<From, To>::first);
+  QUIRE_CHECK(found != table.end());
+  return found->second;
 }
 
 template <typename List>
@@ -73,28 +93,6 @@ void ReadListeners(const Config& config, DaemonOptions* options) {
   options->engine_stall_timeout = ToDuration(config.health().engine_stall_timeout());
 }
 
-AuthMode ToAuthMode(config::v1::AuthMode mode) {
-  switch (mode) {
-    case config::v1::AUTH_MODE_TOKEN:
-      return AuthMode::kToken;
-    case config::v1::AUTH_MODE_MTLS:
-      return AuthMode::kMtls;
-    default:
-      return AuthMode::kNone;
-  }
-}
-
-Scope ToScope(int scope) {
-  switch (scope) {
-    case config::v1::AUTH_SCOPE_ADMIN:
-      return Scope::kAdmin;
-    case config::v1::AUTH_SCOPE_METRICS:
-      return Scope::kMetrics;
-    default:
-      return Scope::kGenerate;
-  }
-}
-
 void ReadSecurity(const Config& config, DaemonOptions* options) {
   const auto& tls = config.tls();
   options->tls = {.cert_file = tls.cert_file(),
@@ -103,11 +101,15 @@ void ReadSecurity(const Config& config, DaemonOptions* options) {
                   .require_client_cert = tls.require_client_cert(),
                   .refresh_interval = ToDuration(tls.refresh_interval())};
   const auto& auth = config.auth();
-  options->auth = {.mode = ToAuthMode(auth.mode()),
-                   .tokens_file = auth.tokens_file(),
-                   .trust_tenant_metadata = auth.trust_tenant_metadata()};
+  options->auth = {
+      .mode = Convert<AuthMode>(auth.mode(), {{config::v1::AUTH_MODE_NONE, AuthMode::kNone},
+                                              {config::v1::AUTH_MODE_TOKEN, AuthMode::kToken},
+                                              {config::v1::AUTH_MODE_MTLS, AuthMode::kMtls}}),
+      .tokens_file = auth.tokens_file(),
+      .trust_tenant_metadata = auth.trust_tenant_metadata()};
   for (const int scope : auth.anonymous_scopes()) {
-    options->auth.anonymous_scopes.Add(ToScope(scope));
+    options->auth.anonymous_scopes.Add(
+        ScopeFromName(NameOf(static_cast<config::v1::AuthScope>(scope))).value());
   }
 }
 
@@ -131,111 +133,27 @@ void ReadTenants(const Config& config, engine::TenantOptions* tenants) {
   }
 }
 
-DType ToDType(config::v1::KvDataType type) {
-  switch (type) {
-    case config::v1::KV_DATA_TYPE_F32:
-      return DType::kF32;
-    case config::v1::KV_DATA_TYPE_F16:
-      return DType::kF16;
-    case config::v1::KV_DATA_TYPE_FP8_E4M3:
-      return DType::kF8E4M3;
-    case config::v1::KV_DATA_TYPE_INT8:
-      return DType::kI8;
-    default:
-      return DType::kBF16;
-  }
-}
-
-std::string ToIsaName(config::v1::CpuIsa isa) {
-  switch (isa) {
-    case config::v1::CPU_ISA_SCALAR:
-      return "scalar";
-    case config::v1::CPU_ISA_SSE4:
-      return "sse4";
-    case config::v1::CPU_ISA_AVX2:
-      return "avx2";
-    case config::v1::CPU_ISA_AVX_VNNI:
-      return "avx_vnni";
-    case config::v1::CPU_ISA_AVX512:
-      return "avx512";
-    case config::v1::CPU_ISA_AVX512_VNNI:
-      return "avx512_vnni";
-    case config::v1::CPU_ISA_AMX:
-      return "amx";
-    case config::v1::CPU_ISA_NEON:
-      return "neon";
-    default:
-      return "auto";
-  }
-}
-
-kernels::CpuActivations ToActivations(config::v1::CpuActivations activations) {
-  switch (activations) {
-    case config::v1::CPU_ACTIVATIONS_F32:
-      return kernels::CpuActivations::kF32;
-    case config::v1::CPU_ACTIVATIONS_BF16:
-      return kernels::CpuActivations::kBF16;
-    case config::v1::CPU_ACTIVATIONS_INT8:
-      return kernels::CpuActivations::kInt8;
-    default:
-      return kernels::CpuActivations::kAuto;
-  }
-}
-
 void ReadDevice(const Config& config, runtime::DeviceOptions* options) {
   const auto& device = config.device();
-  switch (device.type()) {
-    case config::v1::DEVICE_TYPE_CPU:
-      options->type = runtime::DeviceChoice::kCpu;
-      break;
-    case config::v1::DEVICE_TYPE_CUDA:
-      options->type = runtime::DeviceChoice::kCuda;
-      break;
-    default:
-      options->type = runtime::DeviceChoice::kAuto;
-  }
+  options->type = Convert<runtime::DeviceChoice>(
+      device.type(), {{config::v1::DEVICE_TYPE_AUTO, runtime::DeviceChoice::kAuto},
+                      {config::v1::DEVICE_TYPE_CPU, runtime::DeviceChoice::kCpu},
+                      {config::v1::DEVICE_TYPE_CUDA, runtime::DeviceChoice::kCuda}});
   // The validator ensures that there is one id.
   options->cuda_ordinal = device.ids(0);
   options->reserve_bytes = device.reserve_bytes();
   if (device.cpu().has_threads()) options->threads = device.cpu().threads();
   options->pin_threads = device.cpu().pin_threads();
-  options->isa = ToIsaName(device.cpu().isa());
-  options->activations = ToActivations(device.cpu().activations());
-  switch (config.engine().determinism()) {
-    case config::v1::DETERMINISM_STRICT:
-      options->determinism = "strict";
-      break;
-    case config::v1::DETERMINISM_FAST:
-      options->determinism = "fast";
-      break;
-    default:
-      options->determinism = "batch_invariant";
-  }
+  options->isa = NameOf(device.cpu().isa());
+  options->activations = Convert<kernels::CpuActivations>(
+      device.cpu().activations(),
+      {{config::v1::CPU_ACTIVATIONS_AUTO, kernels::CpuActivations::kAuto},
+       {config::v1::CPU_ACTIVATIONS_F32, kernels::CpuActivations::kF32},
+       {config::v1::CPU_ACTIVATIONS_BF16, kernels::CpuActivations::kBF16},
+       {config::v1::CPU_ACTIVATIONS_INT8, kernels::CpuActivations::kInt8}});
+  options->determinism = NameOf(config.engine().determinism());
   options->cuda_graphs = config.engine().cuda_graphs().enabled();
   options->hopper_kernels = device.hopper_kernels();
-}
-
-models::Quantization ToQuantization(config::v1::Quantization quantization) {
-  switch (quantization) {
-    case config::v1::QUANTIZATION_NONE:
-      return models::Quantization::kNone;
-    case config::v1::QUANTIZATION_INT8:
-      return models::Quantization::kInt8;
-    case config::v1::QUANTIZATION_INT8_G32:
-      return models::Quantization::kInt8G32;
-    case config::v1::QUANTIZATION_INT8_G64:
-      return models::Quantization::kInt8G64;
-    case config::v1::QUANTIZATION_INT8_G128:
-      return models::Quantization::kInt8G128;
-    case config::v1::QUANTIZATION_INT4_G32:
-      return models::Quantization::kInt4G32;
-    case config::v1::QUANTIZATION_INT4_G64:
-      return models::Quantization::kInt4G64;
-    case config::v1::QUANTIZATION_INT4_G128:
-      return models::Quantization::kInt4G128;
-    default:
-      return models::Quantization::kAuto;
-  }
 }
 
 void ReadModel(const Config& config, DaemonOptions* options) {
@@ -245,7 +163,7 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   options->model.path = hub::LocateModel(model.path()).value_or(model.path());
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_BF16) options->model.dtype = DType::kBF16;
   if (model.dtype() == config::v1::MODEL_DATA_TYPE_F32) options->model.dtype = DType::kF32;
-  options->model.quantization = ToQuantization(model.quantization());
+  options->model.quantization = models::QuantizationFromName(NameOf(model.quantization())).value();
   options->model.fp8_activations = model.fp8_activations();
   options->model.packed_dir = model.packed_dir();
   options->model.dummy_weights = model.load_mode() == config::v1::LOAD_MODE_DUMMY;
@@ -256,7 +174,12 @@ void ReadModel(const Config& config, DaemonOptions* options) {
   }
   const auto& cache = config.kv_cache();
   options->pool.page_size = static_cast<std::uint32_t>(cache.page_size());
-  options->pool.dtype = ToDType(cache.dtype());
+  options->pool.dtype =
+      Convert<DType>(cache.dtype(), {{config::v1::KV_DATA_TYPE_F32, DType::kF32},
+                                     {config::v1::KV_DATA_TYPE_BF16, DType::kBF16},
+                                     {config::v1::KV_DATA_TYPE_F16, DType::kF16},
+                                     {config::v1::KV_DATA_TYPE_FP8_E4M3, DType::kF8E4M3},
+                                     {config::v1::KV_DATA_TYPE_INT8, DType::kI8}});
   if (cache.has_capacity_bytes()) options->pool.capacity_bytes = cache.capacity_bytes();
   options->pool.memory_share = config.device().cpu().kv_memory_share();
   options->pool.state_share = cache.state_share();
@@ -369,39 +292,11 @@ void ReadSampling(const Config& config, SamplingDefaults* sampling) {
   if (from.has_frequency_penalty()) sampling->frequency_penalty = from.frequency_penalty();
 }
 
-log::Level ToLevel(config::v1::LogLevel level) {
-  switch (level) {
-    case config::v1::LOG_LEVEL_TRACE:
-      return log::Level::kTrace;
-    case config::v1::LOG_LEVEL_DEBUG:
-      return log::Level::kDebug;
-    case config::v1::LOG_LEVEL_WARN:
-      return log::Level::kWarn;
-    case config::v1::LOG_LEVEL_ERROR:
-      return log::Level::kError;
-    case config::v1::LOG_LEVEL_OFF:
-      return log::Level::kOff;
-    default:
-      return log::Level::kInfo;
-  }
-}
-
 // Returns true if no layer sets the key. --port-offset may have shifted its default.
 bool IsBuiltIn(const Origins& origins, const std::string& path) {
   const auto origin = origins.find(path);
   return origin == origins.end() || origin->second.layer == "default" ||
          origin->second.layer == "--port-offset";
-}
-
-log::Format ToFormat(config::v1::LogFormat format) {
-  switch (format) {
-    case config::v1::LOG_FORMAT_TEXT:
-      return log::Format::kText;
-    case config::v1::LOG_FORMAT_JSON:
-      return log::Format::kJson;
-    default:
-      return log::Format::kAuto;
-  }
 }
 
 }  // namespace
@@ -430,8 +325,11 @@ DaemonOptions ToOptions(const LayeredConfig& layered) {
                       .force_timeout = ToDuration(shutdown.force_timeout())};
   const auto& logging = config.logging();
   options.logging = {
-      .level = ToLevel(logging.level()),
-      .format = ToFormat(logging.format()),
+      .level = log::LevelFromName(NameOf(logging.level())).value(),
+      .format = Convert<log::Format>(logging.format(),
+                                     {{config::v1::LOG_FORMAT_TEXT, log::Format::kText},
+                                      {config::v1::LOG_FORMAT_JSON, log::Format::kJson},
+                                      {config::v1::LOG_FORMAT_AUTO, log::Format::kAuto}}),
       .file = logging.file(),
       .rate_limit_per_second = static_cast<std::uint32_t>(logging.rate_limit_per_second())};
   options.access_log = logging.access_log();

@@ -190,13 +190,6 @@ absl::Status SetText(Message* message, const FieldDescriptor* field, absl::strin
   return absl::OkStatus();
 }
 
-std::string EnumName(const google::protobuf::EnumValueDescriptor* value) {
-  // DEVICE_TYPE_CPU becomes "cpu": the prefix is the name of value 0 without UNSPECIFIED.
-  const std::string& zero = value->type()->value(0)->name();
-  const std::size_t prefix = zero.size() - absl::string_view("UNSPECIFIED").size();
-  return absl::AsciiStrToLower(value->name().substr(prefix));
-}
-
 absl::Status SetEnum(Message* message, const FieldDescriptor* field, absl::string_view text) {
   for (int i = 1; i < field->enum_type()->value_count(); ++i) {
     const auto* value = field->enum_type()->value(i);
@@ -268,6 +261,13 @@ bool IsSection(const FieldDescriptor* field) {
 
 bool IsEntryList(const FieldDescriptor* field) {
   return field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && field->is_repeated();
+}
+
+std::string EnumName(const google::protobuf::EnumValueDescriptor* value) {
+  // The prefix is the name of value 0 without UNSPECIFIED.
+  const std::string& zero = value->type()->value(0)->name();
+  const std::size_t prefix = zero.size() - absl::string_view("UNSPECIFIED").size();
+  return absl::AsciiStrToLower(value->name().substr(prefix));
 }
 
 std::vector<std::string> EnumNames(const FieldDescriptor* field) {

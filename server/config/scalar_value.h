@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 
 namespace google::protobuf {
+class EnumValueDescriptor;
 class FieldDescriptor;
 class Message;
 }  // namespace google::protobuf
@@ -36,6 +37,8 @@ bool IsSection(const google::protobuf::FieldDescriptor* field);
 // Returns true if `field` is a list whose entries are messages, such as tenants.entries.
 bool IsEntryList(const google::protobuf::FieldDescriptor* field);
 
+// Returns the YAML name of an enum value, such as "cpu" for DEVICE_TYPE_CPU.
+std::string EnumName(const google::protobuf::EnumValueDescriptor* value);
 // Returns the YAML names of the values of an enum field, except the value 0 (..._UNSPECIFIED).
 std::vector<std::string> EnumNames(const google::protobuf::FieldDescriptor* field);
 
