@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"
-#include "base/grpc_code.h"
 #include "server/api/status_mapping.h"
 #include "server/auth/authenticator.h"
 #include "server/config/live_config.h"
@@ -200,7 +199,7 @@ void Evaluation::End(absl::Status status) {
 std::vector<EvaluationResult> Evaluation::TakeResults(const absl::Status& status) {
   if (!status.ok()) {
     const WireError error = ToWireError(status);
-    record_.code = std::string(GrpcCodeName(static_cast<int>(error.code)));
+    record_.code = absl::StatusCodeToString(error.code);
     record_.reason = error.reason;
   }
   record_.duration = context_.clock->Now() - call_.accept_time;

@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "base/check.h"
-#include "base/grpc_code.h"
 #include "base/status.h"
 #include "quire/v1/generation.pb.h"
 #include "server/api/response_translator.h"
@@ -29,7 +28,7 @@ AccessRecord MakeRecord(absl::string_view method, const std::string& traceparent
 void SetOutcome(const absl::Status& status, AccessRecord* record) {
   if (status.ok()) return;
   const WireError error = ToWireError(status);
-  record->code = std::string(GrpcCodeName(static_cast<int>(error.code)));
+  record->code = absl::StatusCodeToString(error.code);
   record->reason = error.reason;
 }
 

@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "base/grpc_code.h"
 #include "engine/request/arrival_counters.h"
 
 namespace quire::server {
@@ -21,8 +20,7 @@ void ServerProbe::CountRefused(Reason reason) {
 void ServerProbe::CountRpc(absl::string_view method, absl::StatusCode code) {
   registry_
       ->AddCounter("quire_rpcs_total", "Finished calls by method and code.",
-                   {{"method", std::string(method)},
-                    {"code", std::string(GrpcCodeName(static_cast<int>(code)))}})
+                   {{"method", std::string(method)}, {"code", absl::StatusCodeToString(code)}})
       .Increment();
 }
 

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/error_reason.h"
-#include "base/grpc_code.h"
 #include "tests/engine/harness.h"
 #include "tests/testing/paths.h"
 
@@ -65,7 +64,7 @@ TEST(StatusMappingTest, ReasonsMapToTheirCodeAndStatus) {
 std::string CodeCell(const ReasonRow& row) {
   if (row.reason >= Reason::kDeviceLost) return "log only";
   if (row.reason >= Reason::kBadRequest) return "HTTP only";
-  return std::string(GrpcCodeName(static_cast<int>(row.code)));
+  return absl::StatusCodeToString(row.code);
 }
 
 std::string RetryCell(Retry retry) {
@@ -156,13 +155,6 @@ TEST(StatusMappingTest, CutsLongTextsBetweenCharacters) {
   for (const auto& [key, value] : error.metadata) bytes += key.size() + value.size();
   EXPECT_LT(bytes, 3500u);
   EXPECT_FALSE(error.metadata.empty());
-}
-
-TEST(StatusMappingTest, CodesAreSpelledLikeGrpc) {
-  EXPECT_EQ(GrpcCodeName(0), "OK");
-  EXPECT_EQ(GrpcCodeName(8), "RESOURCE_EXHAUSTED");
-  EXPECT_EQ(GrpcCodeName(16), "UNAUTHENTICATED");
-  EXPECT_EQ(GrpcCodeName(99), "UNKNOWN");
 }
 
 }  // namespace

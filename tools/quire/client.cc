@@ -25,10 +25,10 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/grpc_code.h"
 #include "base/private_dir.h"
 #include "base/status.h"
 #include "server/config/validator.h"
@@ -328,9 +328,10 @@ int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_v
     PrintConnectionFailure(common, status.error_message(), address);
     return kCannotConnect;
   }
-  std::fprintf(stderr, "quire: %s%s%s: %s\n",
-               std::string(GrpcCodeName(status.error_code())).c_str(), reason.empty() ? "" : "/",
-               reason.c_str(), status.error_message().c_str());
+  // absl::Status reads a code that gRPC does not define as UNKNOWN.
+  const absl::Status known(static_cast<absl::StatusCode>(status.error_code()), "");
+  std::fprintf(stderr, "quire: %s%s%s: %s\n", absl::StatusCodeToString(known.code()).c_str(),
+               reason.empty() ? "" : "/", reason.c_str(), status.error_message().c_str());
   return kRequestFailed;
 }
 
