@@ -1,17 +1,13 @@
 #include "base/device_timer.h"
 
-#include <utility>
-
-#include "base/status.h"
-#ifdef QUIRE_HAS_CUDA
 #include <cuda_runtime_api.h>
 
+#include <utility>
+
 #include "base/cuda_status.h"
-#endif
+#include "base/status.h"
 
 namespace quire {
-
-#ifdef QUIRE_HAS_CUDA
 
 absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream& stream) {
   if (stream.cuda() == nullptr) return absl::UnimplementedError("device timers need a CUDA stream");
@@ -46,30 +42,6 @@ absl::StatusOr<absl::Duration> DeviceTimer::Elapsed() const {
                                    "cannot read the time of a timer"));
   return absl::Milliseconds(milliseconds);
 }
-
-#else
-
-absl::StatusOr<DeviceTimer> DeviceTimer::Create(const Stream&) {
-  return absl::UnimplementedError(
-      "device timers need a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
-}
-
-DeviceTimer::~DeviceTimer() = default;
-
-// Unreachable, because Create never returns a timer in this build.
-absl::Status DeviceTimer::Start() {
-  return absl::UnimplementedError("no CUDA");
-}
-
-absl::Status DeviceTimer::Stop() {
-  return absl::UnimplementedError("no CUDA");
-}
-
-absl::StatusOr<absl::Duration> DeviceTimer::Elapsed() const {
-  return absl::UnimplementedError("no CUDA");
-}
-
-#endif
 
 DeviceTimer::DeviceTimer(DeviceTimer&& other) noexcept
     : stream_(other.stream_),

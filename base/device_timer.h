@@ -1,6 +1,7 @@
 #pragma once
 
-// Measures GPU work with CUDA events, which exclude launch overhead and waiting on the host.
+// Measures GPU work with CUDA events, which exclude launch overhead and waiting on the host. Only
+// builds with CUDA contain this file.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
