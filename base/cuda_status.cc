@@ -63,8 +63,4 @@ absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   return WithReason(status, Reason::kDeviceLost);
 }
 
-bool IsDeviceLost(const absl::Status& status) {
-  return HasReason(status, Reason::kDeviceLost);
-}
-
 }  // namespace quire

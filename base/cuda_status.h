@@ -22,7 +22,4 @@ namespace quire {
 // Also clears the runtime's last-error state.
 absl::Status CudaStatus(cudaError_t error, absl::string_view what);
 
-// True if `status` came from a sticky error.
-bool IsDeviceLost(const absl::Status& status);
-
 }  // namespace quire

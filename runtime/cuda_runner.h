@@ -60,7 +60,7 @@ class CudaRunner : public StepRunner {
                                                             const RunnerOptions& options);
   ~CudaRunner() override;
 
-  // After an error for which IsDeviceLost is true the process must exit.
+  // After an error with the reason DEVICE_LOST the process must exit.
   absl::Status Run(const StepBatch& batch) override;
   void SampleLate(const StepBatch& batch) override;
   absl::StatusOr<const StepResult*> Collect() override;

@@ -121,17 +121,17 @@ TEST_F(DeviceCudaTest, ErrorsByKind) {
                                   cudaErrorLaunchFailure, cudaErrorMisalignedAddress}) {
     const absl::Status status = CudaStatus(error, "step");
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_TRUE(IsDeviceLost(status));
+    EXPECT_TRUE(HasReason(status, Reason::kDeviceLost));
     EXPECT_EQ(GetErrorReason(status)->name(), "DEVICE_LOST");
   }
-  EXPECT_FALSE(IsDeviceLost(CudaStatus(cudaErrorInvalidValue, "x")));
+  EXPECT_FALSE(HasReason(CudaStatus(cudaErrorInvalidValue, "x"), Reason::kDeviceLost));
   // A restart may find the device ready, so the daemon must not exit as for a missing one.
   for (const cudaError_t error : {cudaErrorSystemNotReady, cudaErrorDevicesUnavailable}) {
     EXPECT_TRUE(HasReason(CudaStatus(error, "x"), Reason::kDeviceError));
   }
   EXPECT_FALSE(GetErrorReason(CudaStatus(cudaErrorNoDevice, "x")));
-  EXPECT_FALSE(IsDeviceLost(absl::UnavailableError("x")));
-  EXPECT_FALSE(IsDeviceLost(absl::OkStatus()));
+  EXPECT_FALSE(HasReason(absl::UnavailableError("x"), Reason::kDeviceLost));
+  EXPECT_FALSE(HasReason(absl::OkStatus(), Reason::kDeviceLost));
 }
 
 TEST_F(DeviceCudaTest, BuffersOfEveryKindAreZero) {
@@ -330,14 +330,15 @@ TEST_F(StreamCudaTest, LostDeviceStaysLost) {
   InjectFault(
       {.where = "cudaStreamSynchronize", .error = cudaErrorECCUncorrectable, .sticky = true});
   const absl::Status lost = stream_->Synchronize();
-  EXPECT_TRUE(IsDeviceLost(lost)) << lost;
+  EXPECT_TRUE(HasReason(lost, Reason::kDeviceLost)) << lost;
   EXPECT_THAT(std::string(lost.message()), HasSubstr("uncorrectable ECC error"));
-  EXPECT_TRUE(IsDeviceLost(stream_->Zero(memory(), 4)));
-  EXPECT_TRUE(IsDeviceLost(Stream::Create(device_).status()));
-  EXPECT_TRUE(IsDeviceLost(DeviceBuffer::Allocate(MemoryKind::kDevice, 16).status()));
-  EXPECT_TRUE(IsDeviceLost(FreeDeviceMemory(device_).status()));
+  EXPECT_TRUE(HasReason(stream_->Zero(memory(), 4), Reason::kDeviceLost));
+  EXPECT_TRUE(HasReason(Stream::Create(device_).status(), Reason::kDeviceLost));
   EXPECT_TRUE(
-      IsDeviceLost(DeviceGraph::Capture(*stream_, [] { return absl::OkStatus(); }).status()));
+      HasReason(DeviceBuffer::Allocate(MemoryKind::kDevice, 16).status(), Reason::kDeviceLost));
+  EXPECT_TRUE(HasReason(FreeDeviceMemory(device_).status(), Reason::kDeviceLost));
+  EXPECT_TRUE(HasReason(DeviceGraph::Capture(*stream_, [] { return absl::OkStatus(); }).status(),
+                        Reason::kDeviceLost));
   // Destructors also run without a device.
   { const DeviceBuffer dropped = std::move(memory_); }
 }

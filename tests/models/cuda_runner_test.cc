@@ -20,7 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/cuda_status.h"
+#include "base/error_reason.h"
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "kernels/comm/host_communicator.h"
@@ -553,9 +553,9 @@ TEST_F(CudaRunnerTest, DeviceFaultIsReportedAsDeviceLost) {
   cuda_emulator::InjectFault(
       {.where = "kernel:linear_scalar", .error = cudaErrorIllegalAddress, .sticky = true});
   const absl::Status status = stage.Generate(1, {5, 6, 7}, 2).status();
-  EXPECT_TRUE(IsDeviceLost(status)) << status;
+  EXPECT_TRUE(HasReason(status, Reason::kDeviceLost)) << status;
   // The device stays lost.
-  EXPECT_TRUE(IsDeviceLost(stage.Generate(2, {5}, 1).status()));
+  EXPECT_TRUE(HasReason(stage.Generate(2, {5}, 1).status(), Reason::kDeviceLost));
   cuda_emulator::Reset();
 }
 
