@@ -64,11 +64,6 @@ class BoundedQueue {
     return true;
   }
 
-  bool TryPush(const T& value) {
-    T copy(value);
-    return TryPush(std::move(copy));
-  }
-
   // Waits for a value. Returns nullopt when `deadline` passes, or when the queue is closed and
   // empty.
   std::optional<T> Pop(absl::Time deadline = absl::InfiniteFuture()) {
@@ -95,11 +90,6 @@ class BoundedQueue {
       closed_ = true;
     }
     not_empty_.NotifyAll();
-  }
-
-  bool closed() const {
-    MutexLock lock(&mutex_);
-    return closed_;
   }
 
  private:

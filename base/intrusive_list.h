@@ -85,12 +85,6 @@ class IntrusiveList {
     return element;
   }
 
-  T* pop_back() {
-    T* element = back_;
-    if (element != nullptr) erase(element);
-    return element;
-  }
-
  private:
   T* front_ = nullptr;
   T* back_ = nullptr;
