@@ -34,21 +34,17 @@ class ConfigChecker {
     const int page = config_.kv_cache().page_size();
     const int running = scheduler.max_running_sequences();
     if (chunk > step) {
-      Error("scheduler.prefill_chunk_tokens",
-            absl::StrCat(FormatKey("scheduler.prefill_chunk_tokens", chunk), " is larger than ",
-                         FormatOtherKey("scheduler.max_step_tokens", step)));
+      Error("scheduler.prefill_chunk_tokens", " (", chunk, ") is larger than ",
+            FormatOtherKey("scheduler.max_step_tokens", step));
     }
     if (chunk < page) {
-      Error("scheduler.prefill_chunk_tokens",
-            absl::StrCat(FormatKey("scheduler.prefill_chunk_tokens", chunk), " is smaller than ",
-                         FormatOtherKey("kv_cache.page_size", page)));
+      Error("scheduler.prefill_chunk_tokens", " (", chunk, ") is smaller than ",
+            FormatOtherKey("kv_cache.page_size", page));
     }
     if (step < running + page) {
-      Error(
-          "scheduler.max_step_tokens",
-          absl::StrCat(FormatKey("scheduler.max_step_tokens", step), " is smaller than the sum of ",
-                       FormatOtherKey("scheduler.max_running_sequences", running), " and ",
-                       FormatOtherKey("kv_cache.page_size", page)));
+      Error("scheduler.max_step_tokens", " (", step, ") is smaller than the sum of ",
+            FormatOtherKey("scheduler.max_running_sequences", running), " and ",
+            FormatOtherKey("kv_cache.page_size", page));
     }
   }
 
@@ -56,33 +52,26 @@ class ConfigChecker {
     const auto& limits = config_.limits();
     if (limits.has_max_tokens_per_request() &&
         limits.default_max_tokens() > limits.max_tokens_per_request()) {
-      Error("limits.default_max_tokens",
-            absl::StrCat(
-                FormatKey("limits.default_max_tokens", limits.default_max_tokens()),
-                " is larger than ",
-                FormatOtherKey("limits.max_tokens_per_request", limits.max_tokens_per_request())));
+      Error("limits.default_max_tokens", " (", limits.default_max_tokens(), ") is larger than ",
+            FormatOtherKey("limits.max_tokens_per_request", limits.max_tokens_per_request()));
     }
     // With a smaller value, a prompt of a legal size could never be queued.
     const std::int64_t max_input_bytes = config_.tokenizer().max_input_bytes();
     if (limits.max_queued_bytes() < max_input_bytes) {
-      Error("limits.max_queued_bytes",
-            absl::StrCat(FormatKey("limits.max_queued_bytes", limits.max_queued_bytes()),
-                         " is smaller than ",
-                         FormatOtherKey("tokenizer.max_input_bytes", max_input_bytes)));
+      Error("limits.max_queued_bytes", " (", limits.max_queued_bytes(), ") is smaller than ",
+            FormatOtherKey("tokenizer.max_input_bytes", max_input_bytes));
     }
   }
 
   void CheckDevice() {
     const auto& device = config_.device();
     if (device.tensor_parallel() > 1) {
-      return Error("device.tensor_parallel",
-                   absl::StrCat(FormatKey("device.tensor_parallel", device.tensor_parallel()),
-                                ": this version serves a model on one GPU; write 1"));
+      return Error("device.tensor_parallel", " (", device.tensor_parallel(),
+                   "): this version serves a model on one GPU; write 1");
     }
     if (device.ids_size() != device.tensor_parallel()) {
-      Error("device.ids",
-            absl::StrCat("device.ids has ", device.ids_size(), " numbers but needs as many as ",
-                         FormatOtherKey("device.tensor_parallel", device.tensor_parallel())));
+      Error("device.ids", " has ", device.ids_size(), " numbers but needs as many as ",
+            FormatOtherKey("device.tensor_parallel", device.tensor_parallel()));
     }
   }
 
@@ -90,11 +79,11 @@ class ConfigChecker {
     const bool f32_pages = kv == config::v1::KV_DATA_TYPE_F32;
     const auto dtype = config_.model().dtype();
     if (dtype == config::v1::MODEL_DATA_TYPE_F32 && !f32_pages) {
-      Error("model.dtype", "model.dtype: f32 activations on GPUs need kv_cache.dtype f32");
+      Error("model.dtype", ": f32 activations on GPUs need kv_cache.dtype f32");
     }
     if (dtype == config::v1::MODEL_DATA_TYPE_BF16 && f32_pages) {
       Error("model.dtype",
-            "model.dtype: bf16 activations cannot be combined with kv_cache.dtype f32; write auto "
+            ": bf16 activations cannot be combined with kv_cache.dtype f32; write auto "
             "or f32");
     }
   }
@@ -106,20 +95,17 @@ class ConfigChecker {
     const char* const word = type == config::v1::DEVICE_TYPE_CPU ? "cpu" : "auto";
     if (type == config::v1::DEVICE_TYPE_CUDA) {
       if (!config_.model().packed_dir().empty()) {
-        Error("model.packed_dir",
-              absl::StrCat("model.packed_dir: \"", config_.model().packed_dir(),
-                           "\" is for packed CPU weights, but device.type is cuda"));
+        Error("model.packed_dir", ": \"", config_.model().packed_dir(),
+              "\" is for packed CPU weights, but device.type is cuda");
       }
       if (config_.kv_cache().dtype() == config::v1::KV_DATA_TYPE_F16) {
-        Error("kv_cache.dtype",
-              "kv_cache.dtype: f16 is not supported on GPUs; write bf16, or device.type: cpu");
+        Error("kv_cache.dtype", ": f16 is not supported on GPUs; write bf16, or device.type: cpu");
       }
       return CheckActivations(config_.kv_cache().dtype());
     }
     if (config_.model().dtype() == config::v1::MODEL_DATA_TYPE_BF16) {
-      Error("model.dtype",
-            absl::StrCat("model.dtype: bf16 activations need a GPU, but device.type ", "is ", word,
-                         "; write auto or f32, or set device.type to cuda"));
+      Error("model.dtype", ": bf16 activations need a GPU, but device.type is ", word,
+            "; write auto or f32, or set device.type to cuda");
     }
   }
 
@@ -128,41 +114,36 @@ class ConfigChecker {
     const auto add = [&](const std::string& path, const std::string& text, bool is_admin) {
       ListenAddress address;
       if (!ParseListenAddress(text, &address)) {
-        return Error(path, absl::StrCat(path, ": \"", text, "\" is not host:port or unix:PATH",
-                                        Ipv6Hint(path, text)));
+        return Error(path, ": \"", text, "\" is not host:port or unix:PATH", Ipv6Hint(path, text));
       }
       if (is_admin && !address.is_loopback() && !HasTlsAndAuth()) {
-        Error(path, absl::StrCat(path, ": \"", text,
-                                 "\" is not a loopback address; it needs tls.cert_file, and "
-                                 "auth.mode token or mtls"));
+        Error(path, ": \"", text,
+              "\" is not a loopback address; it needs tls.cert_file, and auth.mode token or mtls");
       }
       const bool any_port = !address.is_unix && address.port == 0;
       if (!any_port && !seen.insert(text).second) {
-        Error(path, absl::StrCat(path, ": \"", text, "\" is used twice"));
+        Error(path, ": \"", text, "\" is used twice");
       }
     };
     const auto& server = config_.server();
     for (const std::string& text : server.grpc().listen()) add("server.grpc.listen", text, false);
     if (server.grpc().listen().empty()) {
-      Error("server.grpc.listen", "server.grpc.listen: the list is empty; add an address");
+      Error("server.grpc.listen", ": the list is empty; add an address");
     }
     for (const std::string& text : server.admin().listen()) add("server.admin.listen", text, true);
     const std::string& collector = config_.tracing().otlp_endpoint();
     const absl::Status endpoint =
         collector.empty() ? absl::OkStatus() : CheckOtlpEndpoint(collector);
     if (!endpoint.ok()) {
-      Error("tracing.otlp_endpoint",
-            absl::StrCat("tracing.otlp_endpoint: \"", collector, "\" ", endpoint.message()));
+      Error("tracing.otlp_endpoint", ": \"", collector, "\" ", endpoint.message());
     }
     const auto add_http = [&](const std::string& path, const std::string& text) {
-      if (absl::StartsWith(text, "unix:")) {
-        return Error(path, absl::StrCat(path, ": HTTP needs host:port"));
-      }
+      if (absl::StartsWith(text, "unix:")) return Error(path, ": HTTP needs host:port");
       add(path, text, false);
     };
     if (!server.http().listen().empty()) add_http("server.http.listen", server.http().listen());
     if (server.http().tls() && config_.tls().cert_file().empty()) {
-      Error("server.http.tls", "server.http.tls: needs tls.cert_file");
+      Error("server.http.tls", ": needs tls.cert_file");
     }
     if (config_.openai().enabled()) add_http("openai.listen", config_.openai().listen());
   }
@@ -178,8 +159,7 @@ class ConfigChecker {
       const bool has_scheme =
           absl::ConsumePrefix(&rest, "https://") || absl::ConsumePrefix(&rest, "http://");
       if (has_scheme && !rest.empty() && rest.find_first_of("/?# *") == rest.npos) continue;
-      Error("openai.allowed_origins", absl::StrCat("openai.allowed_origins: \"", origin,
-                                                   "\" is not of the form scheme://host[:port]"));
+      Error("openai.allowed_origins", ": \"", origin, "\" is not of the form scheme://host[:port]");
     }
   }
 
@@ -193,29 +173,28 @@ class ConfigChecker {
       const bool has_cert = !tls.cert_file().empty();
       const char* const given = has_cert ? "tls.cert_file" : "tls.key_file";
       const char* const missing = has_cert ? "tls.key_file" : "tls.cert_file";
-      Error(given, absl::StrCat(given, ": ", missing, " is missing; set both or neither"));
+      Error(given, ": ", missing, " is missing; set both or neither");
     }
     if (!tls.client_ca_file().empty() && tls.cert_file().empty()) {
-      Error("tls.client_ca_file", "tls.client_ca_file: needs tls.cert_file");
+      Error("tls.client_ca_file", ": needs tls.cert_file");
     }
     if (tls.require_client_cert() && tls.client_ca_file().empty()) {
       Error("tls.require_client_cert",
-            "tls.require_client_cert: needs tls.client_ca_file, the CAs that verify client "
-            "certificates");
+            ": needs tls.client_ca_file, the CAs that verify client certificates");
     }
   }
 
   void CheckAuth() {
     const auto& auth = config_.auth();
     if (auth.mode() == config::v1::AUTH_MODE_TOKEN && auth.tokens_file().empty()) {
-      Error("auth.mode", "auth.mode: token needs auth.tokens_file");
+      Error("auth.mode", ": token needs auth.tokens_file");
     }
     CheckReadable("auth.tokens_file", auth.tokens_file());
     const bool has_certificates =
         !config_.tls().cert_file().empty() && config_.tls().require_client_cert();
     if (auth.mode() == config::v1::AUTH_MODE_MTLS && !has_certificates) {
       Error("auth.mode",
-            "auth.mode: mtls needs tls.cert_file, tls.client_ca_file and tls.require_client_cert");
+            ": mtls needs tls.cert_file, tls.client_ca_file and tls.require_client_cert");
     }
   }
 
@@ -223,8 +202,7 @@ class ConfigChecker {
     std::set<std::string> ids;
     for (const auto& entry : config_.tenants().entries()) {
       if (ids.insert(entry.id()).second) continue;
-      Error("tenants.entries",
-            absl::StrCat("tenants.entries: \"", entry.id(), "\" is listed twice"));
+      Error("tenants.entries", ": \"", entry.id(), "\" is listed twice");
     }
   }
 
@@ -236,12 +214,12 @@ class ConfigChecker {
       const int num_given =
           !entry.json_schema().empty() + !entry.regex().empty() + !entry.ebnf_grammar().empty();
       if (num_given == 1) continue;
-      Error(path, absl::StrCat(path, "[", i, "]: has ", num_given,
-                               " of json_schema, regex and ebnf_grammar; set exactly one"));
+      Error(path, "[", i, "]: has ", num_given,
+            " of json_schema, regex and ebnf_grammar; set exactly one");
     }
     if (structured.preload_size() > 0 && structured.cache_bytes() == 0) {
-      Error(path, absl::StrCat(path, ": needs a constraint cache; increase ",
-                               FormatOtherKey("structured.cache_bytes", 0)));
+      Error(path, ": needs a constraint cache; increase ",
+            FormatOtherKey("structured.cache_bytes", 0));
     }
   }
 
@@ -249,9 +227,8 @@ class ConfigChecker {
     const std::string& mode = config_.server().admin().socket_mode();
     const bool octal = !mode.empty() && mode.find_first_not_of("01234567") == mode.npos;
     if (!octal || mode.size() < 3 || (mode.size() == 4 && mode[0] != '0')) {
-      Error("server.admin.socket_mode",
-            absl::StrCat("server.admin.socket_mode: \"", mode,
-                         "\" is not permission bits in octal, such as 0660"));
+      Error("server.admin.socket_mode", ": \"", mode,
+            "\" is not permission bits in octal, such as 0660");
     }
   }
 
@@ -261,24 +238,22 @@ class ConfigChecker {
     if (model.has_id()) names.insert(model.id());
     for (const std::string& alias : model.aliases()) {
       if (alias.empty() || !names.insert(alias).second) {
-        Error("model.aliases",
-              absl::StrCat("model.aliases: \"", alias, "\" is empty or used twice"));
+        Error("model.aliases", ": \"", alias, "\" is empty or used twice");
       }
     }
     if (model.has_id() && model.id().empty()) {
-      Error("model.id", "model.id: the name is empty; write auto or a name");
+      Error("model.id", ": the name is empty; write auto or a name");
     }
     std::error_code error;
     if (!model.packed_dir().empty() && !std::filesystem::is_directory(model.packed_dir(), error)) {
-      Error("model.packed_dir",
-            absl::StrCat("model.packed_dir: \"", model.packed_dir(), "\" is not a directory"));
+      Error("model.packed_dir", ": \"", model.packed_dir(), "\" is not a directory");
     }
     if (model.path() == "embedded") return;
     const absl::StatusOr<std::string> path = hub::LocateModel(model.path());
     if (!path.ok()) {
-      Error("model.path", absl::StrCat("model.path: ", path.status().message()));
+      Error("model.path", ": ", path.status().message());
     } else if (access(path->c_str(), R_OK) != 0) {
-      Error("model.path", absl::StrCat("model.path: \"", model.path(), "\" is not readable"));
+      Error("model.path", ": \"", model.path(), "\" is not readable");
     }
   }
 
@@ -289,8 +264,8 @@ class ConfigChecker {
     const int per_address = listener.max_connections_per_address();
     const int all = listener.max_connections();
     if (!listener.has_max_connections_per_address() || per_address <= all) return;
-    Error(path, absl::StrCat(FormatKey(path, per_address), " is larger than ",
-                             FormatOtherKey(section + ".max_connections", all)));
+    Error(path, " (", per_address, ") is larger than ",
+          FormatOtherKey(section + ".max_connections", all));
   }
 
   // Returns true if callers authenticate and connections are encrypted.
@@ -304,7 +279,7 @@ class ConfigChecker {
     if (file.empty() || access(file.c_str(), R_OK) == 0) return;
     const bool is_secret = path != "tls.cert_file" && path != "tls.client_ca_file";
     const std::string name = is_secret ? "the file" : absl::StrCat("\"", file, "\"");
-    Error(path, absl::StrCat(path, ": ", name, " cannot be read: ", std::strerror(errno)));
+    Error(path, ": ", name, " cannot be read: ", std::strerror(errno));
   }
 
   // Suggests how to write an IPv6 address that `text` may mean, or returns "".
@@ -318,22 +293,17 @@ class ConfigChecker {
                         WriteTexts(layer, path, {address}, is_list));
   }
 
-  std::string OriginOf(const std::string& path) const {
-    const auto origin = origins_.find(path);
-    return origin == origins_.end() ? "default" : origin->second.ToString();
-  }
-
-  static std::string FormatKey(absl::string_view path, std::int64_t value) {
-    return absl::StrCat(path, " (", value, ")");
-  }
   std::string FormatOtherKey(const std::string& path, std::int64_t value) const {
-    const std::string origin = OriginOf(path);
+    const std::string origin = OriginOf(origins_, path);
     return absl::StrCat(path, " (", value, ", ",
                         origin == "default" ? "the default" : absl::StrCat("from ", origin), ")");
   }
 
-  void Error(const std::string& path, absl::string_view text) {
-    errors_->push_back(absl::StrCat(OriginOf(path), ": ", text));
+  // Reports an error of the key `path`. The message is the origin of its value, the key, and
+  // `parts`.
+  template <typename... Parts>
+  void Error(const std::string& path, const Parts&... parts) {
+    errors_->push_back(absl::StrCat(OriginOf(origins_, path), ": ", path, parts...));
   }
 
   const Config& config_;
