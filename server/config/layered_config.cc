@@ -199,9 +199,8 @@ void PrintYaml(const Message& section, const std::string& prefix, int indent, bo
       continue;
     }
     if (!include_defaults && IsDefault(origins, path)) continue;
-    const auto origin = origins.find(path);
     absl::StrAppend(out, margin, field->name(), ": ", PrintField(section, field, Spelling::kYaml),
-                    "  # ", origin == origins.end() ? "default" : origin->second.ToString(), "\n");
+                    "  # ", OriginOf(origins, path), "\n");
   }
 }
 

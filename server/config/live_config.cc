@@ -44,28 +44,29 @@ std::vector<const FieldDescriptor*> FieldIfSet(const Message& section,
   return has ? std::vector<const FieldDescriptor*>{field} : std::vector<const FieldDescriptor*>{};
 }
 
-// Compares the values instead of their printed form, because all secrets print the same.
-void Compare(const Message& old, const Message& next, const std::string& prefix,
-             std::vector<std::pair<std::string, const FieldDescriptor*>>* different) {
+// Appends every key that differs between the sections `old` and `next`, in schema order. Compares
+// the values instead of their printed form, because all secrets print the same.
+void CompareSections(const LayeredConfig& old_config, const Message& old,
+                     const LayeredConfig& next_config, const Message& next,
+                     const std::string& prefix, std::vector<ConfigChange>* changes) {
   for (int i = 0; i < old.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = old.GetDescriptor()->field(i);
     const std::string path = prefix + field->name();
     if (IsSection(field)) {
-      Compare(old.GetReflection()->GetMessage(old, field),
-              next.GetReflection()->GetMessage(next, field), path + ".", different);
+      CompareSections(old_config, old.GetReflection()->GetMessage(old, field), next_config,
+                      next.GetReflection()->GetMessage(next, field), path + ".", changes);
       continue;
     }
     MessageDifferencer differencer;
-    if (!differencer.CompareWithFields(old, next, FieldIfSet(old, field),
-                                       FieldIfSet(next, field))) {
-      different->emplace_back(path, field);
+    if (differencer.CompareWithFields(old, next, FieldIfSet(old, field), FieldIfSet(next, field))) {
+      continue;
     }
+    changes->push_back({.path = path,
+                        .old_value = old_config.PrintValue(path, Spelling::kYaml),
+                        .new_value = next_config.PrintValue(path, Spelling::kYaml),
+                        .location = OriginOf(next_config.origins(), path),
+                        .hot = RuleOf(field).hot()});
   }
-}
-
-std::string LocationOf(const LayeredConfig& config, const std::string& path) {
-  const auto origin = config.origins().find(path);
-  return origin == config.origins().end() ? "default" : origin->second.ToString();
 }
 
 // Returns why the change cannot be applied, or "" if it can.
@@ -91,20 +92,6 @@ std::string JoinPaths(const std::vector<ConfigChange>& changes) {
 }
 
 }  // namespace
-
-std::vector<ConfigChange> CompareConfigs(const LayeredConfig& old, const LayeredConfig& next) {
-  std::vector<std::pair<std::string, const FieldDescriptor*>> different;
-  Compare(old.config(), next.config(), "", &different);
-  std::vector<ConfigChange> changes;
-  for (const auto& [path, field] : different) {
-    changes.push_back({.path = path,
-                       .old_value = old.PrintValue(path, Spelling::kYaml),
-                       .new_value = next.PrintValue(path, Spelling::kYaml),
-                       .location = LocationOf(next, path),
-                       .hot = RuleOf(field).hot()});
-  }
-  return changes;
-}
 
 LiveConfig::LiveConfig(ConfigSources sources, std::unique_ptr<const LayeredConfig> config,
                        probe::Registry* metrics)
@@ -157,7 +144,9 @@ ReloadResult LiveConfig::ReloadLocked(bool dry_run) {
   // After a `quire pull`, the name of a model may resolve to another revision than the loaded one.
   next_options.model.path = start_options_.model.path;
   auto options = std::make_shared<const DaemonOptions>(std::move(next_options));
-  for (ConfigChange& change : CompareConfigs(*config(), *next)) {
+  std::vector<ConfigChange> changes;
+  CompareSections(*config(), config()->config(), *next, next->config(), "", &changes);
+  for (ConfigChange& change : changes) {
     std::string refusal = DescribeRefusal(change, start_options_, *options);
     (refusal.empty() ? result.changed : result.rejected).push_back(std::move(change));
     if (!refusal.empty()) result.errors.push_back(std::move(refusal));

@@ -50,9 +50,6 @@ struct ConfigChange {
   bool hot = false;      // a reload may change this key
 };
 
-// Returns every key that differs, in schema order.
-std::vector<ConfigChange> CompareConfigs(const LayeredConfig& old, const LayeredConfig& next);
-
 struct ReloadResult {
   std::vector<ConfigChange> changed;   // changes that were applied, or with dry_run would be
   std::vector<ConfigChange> rejected;  // changes that need a restart

@@ -381,6 +381,11 @@ std::string Origin::ToString() const {
   return line > 0 ? absl::StrCat(layer, ":", line, ":", column) : layer;
 }
 
+std::string OriginOf(const Origins& origins, const std::string& path) {
+  const auto origin = origins.find(path);
+  return origin == origins.end() ? "default" : origin->second.ToString();
+}
+
 void ApplyDefaults(Message* config, Origins* origins, std::vector<std::string>* errors) {
   ApplySectionDefaults(config, "", Origin{.layer = "default"}, config->GetDescriptor(), origins,
                        errors);

@@ -35,6 +35,8 @@ struct Origin {
 
 // Origin of each value, by the dotted path of its key.
 using Origins = std::map<std::string, Origin>;
+// Returns the origin of the key as text, or "default" if `origins` does not have it.
+std::string OriginOf(const Origins& origins, const std::string& path);
 
 // Sets every field of `config` to its built-in default.
 void ApplyDefaults(google::protobuf::Message* config, Origins* origins,
