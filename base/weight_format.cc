@@ -10,19 +10,8 @@ constexpr std::uint32_t kMaxInputs = 65536;
 }  // namespace
 
 absl::string_view WeightFormatName(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kPlain:
-      return "plain";
-    case WeightFormat::kInt8:
-      return "int8";
-    case WeightFormat::kFp8E4M3:
-      return "fp8_e4m3";
-    case WeightFormat::kInt4:
-      return "int4";
-    case WeightFormat::kFp4E2M1:
-      return "fp4_e2m1";
-  }
-  return "unknown";
+  static constexpr absl::string_view kNames[] = {"plain", "int8", "fp8_e4m3", "int4", "fp4_e2m1"};
+  return kNames[static_cast<std::size_t>(format)];
 }
 
 absl::Status CheckQuantizedShape(const QuantizedShape& shape) {

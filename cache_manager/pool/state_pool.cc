@@ -7,19 +7,8 @@
 namespace quire::cache {
 
 absl::string_view SlotStateName(SlotState state) {
-  switch (state) {
-    case SlotState::kNull:
-      return "null";
-    case SlotState::kFree:
-      return "free";
-    case SlotState::kLive:
-      return "live";
-    case SlotState::kFrozen:
-      return "frozen";
-    case SlotState::kQuarantined:
-      return "quarantined";
-  }
-  return "unknown";
+  static constexpr absl::string_view kNames[] = {"null", "free", "live", "frozen", "quarantined"};
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 StatePool::StatePool(std::uint32_t num_slots) : slots_(num_slots) {
