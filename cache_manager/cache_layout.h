@@ -10,10 +10,6 @@
 
 namespace quire::cache {
 
-inline std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
-  return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
-}
-
 // The layer groups (CacheGroup) of a cache, and the columns of a batch row that each group reads.
 // Column c covers tokens [c * page_size, (c + 1) * page_size) of the row.
 //

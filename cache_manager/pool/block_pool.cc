@@ -7,23 +7,9 @@
 namespace quire::cache {
 
 absl::string_view PageStateName(PageState state) {
-  switch (state) {
-    case PageState::kNull:
-      return "null";
-    case PageState::kFree:
-      return "free";
-    case PageState::kCached:
-      return "cached";
-    case PageState::kActive:
-      return "active";
-    case PageState::kPublished:
-      return "published";
-    case PageState::kInTransit:
-      return "in transit";
-    case PageState::kQuarantined:
-      return "quarantined";
-  }
-  return "unknown";
+  static constexpr absl::string_view kNames[] = {"null",      "free",       "cached",     "active",
+                                                 "published", "in transit", "quarantined"};
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 BlockPool::BlockPool(std::uint32_t num_blocks) : pages_(num_blocks) {
@@ -188,19 +174,10 @@ void BlockPool::FreeQuarantined(BlockId page) {
   ++num_returned_;
 }
 
-std::vector<BlockId> BlockPool::quarantined_pages() const {
+std::vector<BlockId> BlockPool::PagesIn(const List& list) const {
   std::vector<BlockId> pages;
-  pages.reserve(quarantined_.size());
-  for (const Page* page = quarantined_.front(); page != nullptr; page = List::next(page)) {
-    pages.push_back(id(page));
-  }
-  return pages;
-}
-
-std::vector<BlockId> BlockPool::EvictionOrder() const {
-  std::vector<BlockId> pages;
-  pages.reserve(cached_.size());
-  for (const Page* page = cached_.front(); page != nullptr; page = List::next(page)) {
+  pages.reserve(list.size());
+  for (const Page* page = list.front(); page != nullptr; page = List::next(page)) {
     pages.push_back(id(page));
   }
   return pages;

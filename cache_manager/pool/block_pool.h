@@ -104,7 +104,7 @@ class BlockPool {
   // Frees a quarantined page whose bytes are zero again. REQUIRES: the page is quarantined.
   void FreeQuarantined(BlockId page);
   // Returns all quarantined pages in the order in which they were quarantined.
-  std::vector<BlockId> quarantined_pages() const;
+  std::vector<BlockId> quarantined_pages() const { return PagesIn(quarantined_); }
 
   // REQUIRES: page.value() < num_blocks.
   PageState state(BlockId page) const;
@@ -128,7 +128,7 @@ class BlockPool {
   std::uint64_t num_returned() const { return num_returned_; }
 
   // Returns the cached pages in the order in which they would be evicted. O(cached).
-  std::vector<BlockId> EvictionOrder() const;
+  std::vector<BlockId> EvictionOrder() const { return PagesIn(cached_); }
 
   // Checks that lists and counts agree with the derived states. O(num_blocks).
   absl::Status CheckIntegrity() const;
@@ -157,6 +157,7 @@ class BlockPool {
   // Adds the page to the list of its state if it has lost its last reference. See DropRowRef for
   // `before`.
   void Link(Page& page, BlockId before);
+  std::vector<BlockId> PagesIn(const List& list) const;
   absl::Status CheckList(PageState state, std::vector<bool>& seen) const;
 
   std::vector<Page> pages_;  // [num_blocks]; never resized, as list links point into it

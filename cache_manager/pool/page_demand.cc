@@ -24,16 +24,12 @@ PageDemand::PageDemand(std::uint32_t page_size, std::span<const CacheGroup> grou
   }
 }
 
-std::uint32_t PageDemand::PagesPerGroup(std::uint32_t tokens) const {
-  return static_cast<std::uint32_t>((std::uint64_t{tokens} + page_size_ - 1) / page_size_);
-}
-
 std::uint64_t PageDemand::HistoryPages(std::uint32_t tokens) const {
-  return std::uint64_t{num_groups()} * PagesPerGroup(tokens);
+  return std::uint64_t{num_groups()} * CeilDiv(tokens, page_size_);
 }
 
 std::uint32_t PageDemand::PagesFor(std::uint32_t tokens) const {
-  const std::uint32_t pages = PagesPerGroup(tokens);
+  const std::uint32_t pages = CeilDiv(tokens, page_size_);
   std::uint32_t total = num_full_groups_ * pages;
   for (const std::uint32_t window_pages : window_pages_) total += std::min(pages, window_pages);
   return total;

@@ -6,6 +6,10 @@
 
 namespace quire::cache {
 
+inline std::uint32_t CeilDiv(std::uint32_t value, std::uint32_t unit) {
+  return static_cast<std::uint32_t>((std::uint64_t{value} + unit - 1) / unit);
+}
+
 // A set of layers that have the same attention window and share one lookup table. A page stores the
 // keys and values of all layers of one group, so a group has at most KvGeometry::num_layers layers.
 struct CacheGroup {
@@ -46,8 +50,6 @@ class PageDemand {
   bool has_windows() const { return !window_pages_.empty(); }
 
  private:
-  std::uint32_t PagesPerGroup(std::uint32_t tokens) const;
-
   std::uint32_t page_size_;
   std::uint32_t num_full_groups_ = 0;
   std::vector<std::uint32_t> window_pages_;  // by window group: maximum pages held at a time
