@@ -1,8 +1,8 @@
 #pragma once
 
-// QUIRE_CHECK ends the process if shared state violates its invariant. QUIRE_DCHECK does the same
-// in debug and sanitizer builds and compiles to nothing in other builds. Invalid input is reported
-// as absl::Status instead. In device code a failed check traps the kernel.
+// QUIRE_CHECK ends the process if an invariant of shared state is violated. In device code it traps
+// the kernel. QUIRE_DCHECK does the same in debug and sanitizer builds and compiles to nothing in
+// other builds. Invalid input is reported as absl::Status instead.
 
 #include <cstdio>
 #include <cstdlib>

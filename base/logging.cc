@@ -40,8 +40,8 @@ constexpr std::array<absl::string_view, 6> kLevelNames = {"trace", "debug", "inf
                                                           "warn",  "error", "off"};
 // Maximum number of call sites in the table of the rate limit. A full table is cleared.
 constexpr std::size_t kMaxSites = 4096;
-// Size limit of LineQueue. It holds some seconds of a busy log, so that a short stall of the disk
-// loses no lines.
+// Size limit of LineQueue: some seconds of a busy log, so that a short stall of the disk loses no
+// lines.
 constexpr std::size_t kMaxQueuedBytes = std::size_t{4} << 20;
 // Time that exit() waits for queued lines.
 constexpr absl::Duration kExitFlushTimeout = absl::Seconds(1);
@@ -178,9 +178,9 @@ absl::Status CheckRegular(const std::string& file) {
       "log file ", file, " is not a regular file; an empty name means standard error"));
 }
 
-// Returns the sink of standard error, which is created only once. All such sinks of spdlog share a
-// lock, which a thread holds while it writes a line, so creating another sink could block. The sink
-// writes the line unchanged, and spdlog appends the newline.
+// Returns the sink of standard error. It is created only once, because creating another one could
+// block: all such sinks of spdlog share a lock, which a thread holds while it writes a line. The
+// sink writes each line unchanged and appends the newline.
 Sink StandardErrorSink() {
   static const Sink* const sink = [] {
     auto* created = new Sink(std::make_shared<spdlog::sinks::stderr_sink_mt>());

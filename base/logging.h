@@ -18,9 +18,10 @@
 //             most one second for queued lines. Code that ends the process in another way must call
 //             Flush first.
 //
-// Sinks of spdlog write the finished lines. Its loggers lack fields, JSON, a rate limit per call
-// site and levels for loggers that do not exist yet. Version 1.10 cannot reopen the log file. Its
-// queue drops the oldest lines silently, and its shutdown waits without a timeout.
+// spdlog's sinks write the finished lines. The rest of spdlog 1.10 is not used: its loggers lack
+// fields, JSON, a rate limit per call site and levels for loggers that do not exist yet. It cannot
+// reopen the log file. Its queue drops the oldest lines silently, and its shutdown waits without a
+// timeout.
 
 #include <concepts>
 #include <cstdint>

@@ -28,7 +28,7 @@ std::optional<std::string> ReadFirstLine(const std::string& path) {
   return line;
 }
 
-// Discovers only cores and packages, because the rest of the topology is not needed.
+// The packages, cores and CPUs of this machine or of a synthetic topology.
 class Topology {
  public:
   explicit Topology(const std::string& synthetic) {

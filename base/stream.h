@@ -1,7 +1,7 @@
 #pragma once
 
-// CUDA streams and events. On the CPU every op has finished when it returns, so a CPU stream never
-// waits. These types let callers treat both kinds of device alike.
+// CUDA streams and events, and their counterparts on the CPU. On the CPU every op has finished when
+// it returns, so a CPU stream never waits. Callers treat both kinds of device alike.
 
 #include <cstdint>
 

@@ -15,8 +15,8 @@ namespace quire {
 
 struct ThreadPoolOptions {
   // Time that a worker or the caller spins before it sleeps. Waking a thread costs tens of
-  // microseconds, so all threads should still be spinning between the phases of a step. Longer
-  // spinning can occupy the core that a working thread needs.
+  // microseconds, so the time should cover the gaps between the phases of a step. A thread that
+  // spins for longer can occupy the core that a working thread needs.
   absl::Duration spin = absl::Microseconds(50);
   // Thread i is bound to cpus[i]; BindCaller binds the caller, which is thread 0. Empty: no thread
   // is bound.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Quantized weight matrices of 8 and 4 bits, in the form that kernels/linear packs. Readers and
-// quantizers produce this form. A shape (QuantizedShape, Fp8Shape) states the dimensions of a
+// Quantized weight matrices of 8 and 4 bits, as readers and quantizers produce them for
+// kernels/linear to pack. A shape (QuantizedShape, Fp8Shape) states the dimensions of a
 // matrix, its element format and the size of the groups that share a scale. A row (QuantizedRow,
 // Fp8Row) has the weights of one output feature.
 //

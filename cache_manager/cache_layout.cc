@@ -12,8 +12,7 @@ CacheLayout::CacheLayout(std::uint32_t page_size, std::vector<CacheGroup> groups
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     if (has_window(group)) window_groups_.push_back(group);
   }
-  // A group without a window reaches furthest: subtracting 1 from window 0 wraps around to the
-  // maximum.
+  // A group without a window (window 0) reaches furthest: 0 - 1 wraps around to the maximum.
   const auto reach = [](const CacheGroup& group) { return std::uint32_t{group.window - 1}; };
   const auto widest = std::ranges::max_element(groups_, {}, reach);
   widest_group_ = static_cast<std::size_t>(widest - groups_.begin());

@@ -72,7 +72,7 @@ struct CacheStats {
   std::uint64_t hit_tokens = 0;      // counted by CountLookup
   std::uint64_t queried_tokens = 0;  // counted by CountLookup
   std::uint64_t evicted_pages = 0;   // pages unpublished by eviction, Flush or Invalidate
-  // Number of key collisions: the key of a page was already taken by another history. Counted by
+  // Number of pages whose key was already taken by a page with another token history. Counted by
   // CountLookup and Publish.
   std::uint64_t collisions = 0;
   // Number of prompt tokens in published pages that were computed again for lack of a snapshot of
@@ -91,7 +91,7 @@ struct PageUse {
   // Number of rows that reference the page. A used page without rows is quarantined, or a copy or a
   // step in flight still uses it.
   std::uint32_t num_rows = 0;
-  BatchRow row{0};  // the highest of these rows; 0 if there is none
+  BatchRow row{0};  // of these rows the one with the highest index; 0 if there is none
 };
 
 class CacheManager {
@@ -233,7 +233,6 @@ class CacheManager {
   void CompleteStep(bool is_poisoned = false);
   std::uint32_t steps_in_flight() const { return step_work_.num_in_flight(); }
   // True if copies or clears are queued. Only a step clears quarantined pages and makes them free.
-  // An idle engine therefore runs a step without rows if this is true.
   bool has_step_work() const { return step_work_.has_work(); }
 
   // Sets whether a common prefix within a page is reused by copying it. Applies to later calls of
@@ -251,9 +250,9 @@ class CacheManager {
     return pool_.num_returned() + state_pool_.num_returned() + prefixes_.num_published();
   }
   bool has_states() const { return states_.is_enabled(); }
-  // Returns how many of the row's next `tokens` prompt tokens one step may compute. A longer step
-  // would miss a snapshot that other requests can use. Returns `tokens` if the row publishes
-  // nothing.
+  // Returns how many of the row's next `tokens` prompt tokens one step may compute. A step that
+  // computed more would miss a snapshot that other requests can use. Returns `tokens` if the row
+  // publishes nothing.
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) {
     return has_states() && index_.CanPublish(row) ? states_.LimitChunk(row, tokens) : tokens;
   }

@@ -36,13 +36,13 @@ namespace quire::cache {
 // Lifetime:   destroyed before the pool and the prefix cache.
 class RowStates {
  public:
-  // A repeated prompt may differ in this many of its last tokens and still use the snapshot that is
-  // taken near its end. Such prompts come from chat templates that open a reasoning section at the
-  // end of the prompt.
+  // The snapshot near the end of a prompt is taken at least this many tokens before the end. A
+  // later prompt that differs only in these tokens can then use it. Chat templates that open a
+  // reasoning section at the end of the prompt produce such prompts.
   static constexpr std::uint32_t kSlackTokens = 16;
-  // Maximum number of snapshots on the path of one history. A small pool lowers it to half of the
-  // slots that are left for snapshots, but not below 2. Otherwise one long prompt could evict the
-  // snapshots of all other conversations.
+  // Maximum number of snapshots on the path of one history. Without this limit, one long prompt
+  // could evict the snapshots of all other conversations. In a small pool the maximum is half of
+  // the slots that are left for snapshots, but at least 2.
   static constexpr std::uint32_t kMaxPathSnapshots = 8;
 
   RowStates(const CacheManagerOptions& options, StatePool* pool, PrefixCache* prefixes);
@@ -90,9 +90,9 @@ class RowStates {
   void SetProven(BatchRow row, std::uint32_t tokens);
 
   // Returns how many of the row's next `tokens` tokens one step may compute without missing a
-  // snapshot. A step writes at most one snapshot. If a step would reach both the position where
-  // the row diverged from a published path and the last reusable page end, it must end at the first
-  // of these.
+  // snapshot. A step writes at most one snapshot. A step must therefore end at the position where
+  // the row diverged from a published path if it would otherwise also reach the last reusable page
+  // end (LastReusablePosition).
   std::uint32_t LimitChunk(BatchRow row, std::uint32_t tokens) const;
 
   // Fills the step arrays. A row for which `may_publish` is true writes a snapshot where later

@@ -38,9 +38,9 @@ void LimitFreeHeapTops() {
   mallopt(M_MXFAST, 0);
 }
 
-// Unused memory is resident memory minus allocated blocks. It includes the program, stacks, mapped
-// files, and free blocks that were not returned. Allocated blocks that were never written reduce
-// it.
+// Unused memory is computed as resident memory minus allocated blocks. The result includes the
+// program, stacks, mapped files, and free blocks that were not returned. It is too low by the
+// allocated blocks that were never written.
 void MemoryTrimmer::Tick(absl::Time now) {
   if (now < next_check_) return;
   next_check_ = now + kMemoryCheckInterval;

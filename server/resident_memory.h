@@ -19,9 +19,9 @@ std::int64_t ResidentBytes();
 
 // Makes glibc return the free top of a thread's heap if it is larger than half a MiB. malloc_trim
 // does not return these tops. By default, once a large block was freed, glibc keeps up to 64 MiB of
-// each top. Also disables fast bins, so that small free blocks are merged at once. Otherwise
-// malloc_trim could merge them into a top, which stays resident until the thread uses its heap
-// again. REQUIRES: called before other threads start.
+// each top. Also disables fast bins, so that a small block is merged with its free neighbours when
+// it is freed. Otherwise malloc_trim could merge small blocks into a top, which stays resident
+// until the thread uses its heap again. REQUIRES: called before other threads start.
 void LimitFreeHeapTops();
 
 // Decides when free pages are returned to the kernel by malloc_trim. A trim happens if unused

@@ -25,8 +25,8 @@ struct SignalHandlers {
   std::function<void()> dump;    // SIGUSR1
 };
 
-// Blocks the handled signals in this thread and the threads that it starts, and ignores the signals
-// listed above. Called first in main.
+// Blocks the signals of SignalHandlers in this thread and the threads that it starts, and ignores
+// the signals listed above. Called first in main.
 void BlockSignals();
 // Makes SIGTERM and SIGINT exit the process at once, with 128 plus their number, until BlockSignals
 // is called again. Used while the process only reads files, one of which may be on a mount that

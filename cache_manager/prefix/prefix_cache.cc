@@ -26,7 +26,8 @@ std::size_t TableRoom(std::size_t max_entries) {
 
 // Returns the bytes of a flat_hash_map with this reserved size. The number of slots is a power of
 // two, one slot in eight stays free, and each slot has one control byte. One more group of control
-// bytes follows. A table of one group can grow once because of tombstones.
+// bytes follows. A table of a single group can grow once because of tombstones, so at least two
+// groups are counted.
 template <typename Table>
 std::size_t TableBytes(std::size_t room) {
   constexpr std::size_t kTwoGroups = 32;

@@ -216,9 +216,9 @@ class PrefixCache {
   // True if the node has no children and none of its pages is referenced. Evicting the pages of
   // such a node removes the node.
   bool IsColdLeaf(NodeId node) const;
-  // Appends to path_states_ the snapshots between `path_child` and its parent, and that of the
-  // parent. First come those of partial children of `parent` whose tokens are a prefix of the
-  // tokens of `path_child`, longest first. The snapshot of `parent` is last.
+  // Appends snapshots to path_states_. First come the snapshots of those partial children of
+  // `parent` whose tokens are a prefix of the tokens of `path_child`, longest first. The snapshot
+  // of `parent` is last. REQUIRES: `parent` is the parent of `path_child`.
   void AddStates(NodeId parent, NodeId path_child);
   absl::Status CheckPages(const Node& node) const;
   absl::Status CheckState(const Node& node) const;
@@ -226,9 +226,9 @@ class PrefixCache {
   absl::Status CheckTree() const;
   absl::Status CheckEvictionOrder(std::size_t group) const;
 
-  // Returns the index in path_states_ of the snapshot to remove next. If `at_branches`, considers
-  // only snapshots at branches, and otherwise only snapshots elsewhere. Returns 0 if none may be
-  // removed.
+  // Returns the index in path_states_ of the snapshot to remove next, or 0 if none may be removed.
+  // If `at_branches`, considers only snapshots of nodes where other histories branch off.
+  // Otherwise considers only the other snapshots.
   std::size_t FindStateToRemove(bool at_branches) const;
 
   struct PathState {

@@ -17,9 +17,10 @@
 // A member that has no head or no column leaves that argument out.
 //
 // Place:      below the cache manager and all kernels. Knows memory, not ownership or page states.
-// Invariants: R is the distance in rows between two pages of one view. It is a run-time value,
-//             because it depends on the number of layers of the 6-D pool. Element offsets are
-//             int64. Page 0 is the null page: loads through it read zeros, stores write nothing.
+// Invariants: R is the distance in rows between two consecutive pages of one view. R is a run-time
+//             value, because it depends on the number of layers of the 6-D pool. Element offsets
+//             are int64. Page 0 is the null page: loads through it read zeros, stores write
+//             nothing.
 // Threads:    immutable values; concurrent stores to different rows are independent.
 // Lifetime:   a view is valid while its pool, lookup table and lengths are.
 //
@@ -188,7 +189,8 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE constexpr std::int64_t row_elements() const {
     return std::int64_t{num_heads()} * head_size();
   }
-  // Distance between two pages of the view: row_stride() in rows, block_stride() in elements.
+  // Distance between two consecutive pages of the view: row_stride() in rows, block_stride() in
+  // elements.
   QUIRE_HOST_DEVICE constexpr std::uint32_t row_stride() const { return rows_per_page; }
   QUIRE_HOST_DEVICE constexpr std::int64_t block_stride() const {
     return std::int64_t{rows_per_page} * row_elements();
@@ -338,7 +340,7 @@ struct PagedKVCache : KvScaleMembers<T, ParamsT::kHeadSize, ScaleT, Granularity>
   QUIRE_HOST_DEVICE std::int64_t scale_row_elements() const requires kQuantized {
     return std::int64_t{num_heads()} * scale_groups();
   }
-  // Distance between two pages of scales, in scales.
+  // Distance between two consecutive pages of scales, in scales.
   QUIRE_HOST_DEVICE std::int64_t scale_block_stride() const requires kQuantized {
     return std::int64_t{scale_rows_per_page} * scale_row_elements();
   }

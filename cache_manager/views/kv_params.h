@@ -21,7 +21,8 @@ inline constexpr std::uint32_t kDynamicExtent = 0xffffffffu;
 // The max_tile_size of a cache whose sequences are contiguous.
 inline constexpr std::uint32_t kNoTileLimit = 0xffffffffu;
 
-// Number of mapped rows before the first page and after the last one, which a TMA box may reach.
+// Number of rows that are mapped before the first page and after the last page, because a TMA box
+// may reach them.
 inline constexpr std::uint32_t kGuardRows = 256;
 
 // The id of the null page, which reads as zero and is never written.

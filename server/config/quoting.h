@@ -24,8 +24,8 @@ std::string WriteTexts(absl::string_view layer, absl::string_view path,
 // If `is_list`, splits the value at commas. REQUIRES: `value` is not YAML of the expected kind.
 std::vector<std::string> GuessTexts(absl::string_view value, bool is_list);
 
-// Returns the intended listen address if `text` is an IPv6 address without brackets or port, else
-// "".
+// If `text` is an IPv6 address without brackets or without a port, returns the listen address that
+// its author probably means. Otherwise returns "".
 std::string GuessIpv6Address(absl::string_view text);
 
 }  // namespace quire::server
