@@ -130,14 +130,6 @@ void Histogram::Observe(double value, std::uint64_t times) {
   cells_->sum.Add(value * static_cast<double>(times));
 }
 
-std::uint64_t Histogram::count() const {
-  std::uint64_t total = 0;
-  for (std::size_t i = 0; i <= cells_->upper_bounds.size(); ++i) {
-    total += cells_->counts[i].load(std::memory_order_acquire);
-  }
-  return total;
-}
-
 Registry::Registry() : state_(std::make_unique<State>()) {}
 Registry::~Registry() = default;
 

@@ -95,8 +95,6 @@ class Histogram {
   Histogram() = default;
   // Counts `value` in the first bucket whose upper bound is at least `value`.
   void Observe(double value, std::uint64_t times = 1);
-  std::uint64_t count() const;
-  double sum() const { return cells_->sum.Load(); }
 
  private:
   friend class Registry;

@@ -80,7 +80,6 @@ TEST(ProbeTest, HistogramBoundsAreInclusiveAndInfinityIsTheCount) {
   EXPECT_EQ(ValueOf(text, "quire_wait_seconds_bucket{m=\"x\",le=\"+Inf\"}"), 5);
   EXPECT_EQ(ValueOf(text, "quire_wait_seconds_count{m=\"x\"}"), 5);
   EXPECT_NEAR(ValueOf(text, "quire_wait_seconds_sum{m=\"x\"}"), 1000.43, 1e-9);
-  EXPECT_EQ(seconds.count(), 5u);
 }
 
 TEST(ProbeTest, CallbacksAreReadAtEachScrape) {
@@ -157,7 +156,7 @@ TEST(ProbeTest, ConcurrentIncrementsAreNotLost) {
     sum += registry.AddCounter("n_total", "N.", {{"i", std::to_string(i)}}).value();
   }
   EXPECT_EQ(sum, 2000);
-  EXPECT_EQ(registry.AddHistogram("h", "H.", kBorders).count(), 4000u);
+  EXPECT_EQ(ValueOf(Text(registry), "h_count"), 4000);
 }
 
 TEST(ProbeTest, PromtoolAcceptsTheText) {
