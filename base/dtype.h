@@ -67,8 +67,6 @@ inline constexpr DType kDTypeOf = DType::kInvalid;
 template <>
 inline constexpr DType kDTypeOf<float> = DType::kF32;
 template <>
-inline constexpr DType kDTypeOf<double> = DType::kF64;
-template <>
 inline constexpr DType kDTypeOf<BF16> = DType::kBF16;
 template <>
 inline constexpr DType kDTypeOf<F16> = DType::kF16;
@@ -76,12 +74,6 @@ template <>
 inline constexpr DType kDTypeOf<F8E4M3> = DType::kF8E4M3;
 template <>
 inline constexpr DType kDTypeOf<std::int8_t> = DType::kI8;
-template <>
-inline constexpr DType kDTypeOf<std::uint8_t> = DType::kU8;
-template <>
-inline constexpr DType kDTypeOf<std::int32_t> = DType::kI32;
-template <>
-inline constexpr DType kDTypeOf<std::int64_t> = DType::kI64;
 
 // Convert any element type to and from f32.
 QUIRE_HOST_DEVICE constexpr float ToFloat(float x) {

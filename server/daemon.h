@@ -20,7 +20,6 @@ namespace quire::server {
 
 // Exit codes of the process.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitForced = 1;
 inline constexpr int kExitUsage = 64;
 inline constexpr int kExitEngine = 70;
 inline constexpr int kExitDevice = 71;
