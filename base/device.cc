@@ -1,6 +1,5 @@
 #include "base/device.h"
 
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

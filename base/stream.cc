@@ -1,7 +1,6 @@
 #include "base/stream.h"
 
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "base/check.h"
-#include "base/host_device.h"
 
 namespace quire {
 

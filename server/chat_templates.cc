@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -25,7 +24,7 @@ absl::StatusOr<std::string> ReadTemplateFile(const std::string& path) {
                       absl::StrCat("chat.template_file: ", text.status().message()));
 }
 
-// Prefers a format with tool calls: if there are several templates, often only one supports tools.
+// Prefers a format with tool calls, because often only one of several templates supports tools.
 absl::StatusOr<const text::ToolFormat*> ChooseToolFormat(const std::string& name,
                                                          const text::FoundTemplates& sources) {
   if (name == "none") return nullptr;

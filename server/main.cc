@@ -14,7 +14,6 @@
 #include "absl/time/clock.h"
 #include "base/device.h"
 #include "base/logging.h"
-#include "base/status.h"
 #include "kernels/backend/backend.h"
 #include "kernels/backend/kernel_check.h"
 #include "runtime/compute_device.h"

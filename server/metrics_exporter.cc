@@ -2,9 +2,7 @@
 
 #include <dirent.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"

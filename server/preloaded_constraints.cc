@@ -3,14 +3,12 @@
 #include <future>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/logging.h"
-#include "base/status.h"
 #include "engine/constraint/constraint_compiler.h"
 #include "engine/constraint/constraint_grammar.h"
 #include "engine/constraint/grammar_library.h"

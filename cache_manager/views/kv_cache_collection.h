@@ -10,7 +10,6 @@
 // Lifetime:   valid while the pool and the step arrays are.
 
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -20,7 +19,6 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/dtype.h"
-#include "base/host_device.h"
 #include "base/status.h"
 #include "base/tensor_view.h"
 #include "cache_manager/views/kv_cache_view.h"

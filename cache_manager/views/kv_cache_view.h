@@ -29,8 +29,6 @@
 // does not support.
 
 #include <array>
-#include <bit>
-#include <concepts>
 #include <cstdint>
 #include <string>
 #include <type_traits>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -26,12 +26,10 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/probe.h"
 #include "base/published.h"

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
