@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status.h"
 #ifdef QUIRE_HAS_CUDA
@@ -55,26 +56,23 @@ absl::StatusOr<void*> AllocateHost(std::int64_t size_bytes) {
   return data;
 }
 
+absl::string_view CudaMemoryName(MemoryKind kind) {
+  return kind == MemoryKind::kPinned ? "page-locked" : "device";
+}
+
 #ifdef QUIRE_HAS_CUDA
 
-std::string AllocationMessage(MemoryKind kind, std::int64_t size_bytes) {
-  return absl::StrCat("cannot allocate ", size_bytes, " bytes of ",
-                      kind == MemoryKind::kPinned ? "page-locked" : "device", " memory");
-}
-
-absl::StatusOr<void*> AllocatePinned(std::int64_t size_bytes) {
+// REQUIRES: `kind` is not kHost.
+absl::StatusOr<void*> AllocateWithCuda(MemoryKind kind, std::int64_t size_bytes) {
   void* data = nullptr;
   const auto size = static_cast<std::size_t>(size_bytes);
-  QUIRE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, size, cudaHostAllocPortable),
-                                   AllocationMessage(MemoryKind::kPinned, size_bytes)));
-  std::memset(data, 0, size);
-  return data;
-}
-
-absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
-  void* data = nullptr;
-  const auto size = static_cast<std::size_t>(size_bytes);
-  const std::string what = AllocationMessage(MemoryKind::kDevice, size_bytes);
+  const std::string what =
+      absl::StrCat("cannot allocate ", size_bytes, " bytes of ", CudaMemoryName(kind), " memory");
+  if (kind == MemoryKind::kPinned) {
+    QUIRE_RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&data, size, cudaHostAllocPortable), what));
+    std::memset(data, 0, size);
+    return data;
+  }
   QUIRE_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, size), what));
   absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), what);
   // Other streams do not wait for the fill, so this thread waits.
@@ -88,30 +86,20 @@ absl::StatusOr<void*> AllocateDevice(std::int64_t size_bytes) {
 }
 
 void Free(MemoryKind kind, void* data, std::int64_t size_bytes) {
-  switch (kind) {
-    case MemoryKind::kHost:
-      munmap(data, MappedSize(size_bytes));
-      return;
-    case MemoryKind::kPinned:
-      (void)cudaFreeHost(data);
-      break;
-    case MemoryKind::kDevice:
-      (void)cudaFree(data);
-      break;
+  if (kind == MemoryKind::kHost) {
+    munmap(data, MappedSize(size_bytes));
+    return;
   }
+  (void)(kind == MemoryKind::kPinned ? cudaFreeHost(data) : cudaFree(data));
   (void)cudaGetLastError();
 }
 
 #else
 
-absl::StatusOr<void*> AllocatePinned(std::int64_t) {
+absl::StatusOr<void*> AllocateWithCuda(MemoryKind kind, std::int64_t) {
   return absl::UnimplementedError(
-      "page-locked memory needs a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
-}
-
-absl::StatusOr<void*> AllocateDevice(std::int64_t) {
-  return absl::UnimplementedError(
-      "device memory needs a build with CUDA; this build has none (QUIRE_CUDA=OFF)");
+      absl::StrCat(CudaMemoryName(kind),
+                   " memory needs a build with CUDA; this build has none (QUIRE_CUDA=OFF)"));
 }
 
 void Free(MemoryKind, void* data, std::int64_t size_bytes) {
@@ -119,17 +107,6 @@ void Free(MemoryKind, void* data, std::int64_t size_bytes) {
 }
 
 #endif
-
-absl::StatusOr<void*> AllocateAny(MemoryKind kind, std::int64_t size_bytes) {
-  switch (kind) {
-    case MemoryKind::kPinned:
-      return AllocatePinned(size_bytes);
-    case MemoryKind::kDevice:
-      return AllocateDevice(size_bytes);
-    default:
-      return AllocateHost(size_bytes);
-  }
-}
 
 }  // namespace
 
@@ -139,7 +116,9 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(MemoryKind kind, std::int64_
         absl::StrCat("the size of a buffer is ", size_bytes, " bytes, it must not be negative"));
   }
   if (size_bytes == 0) return DeviceBuffer(kind, nullptr, 0);
-  QUIRE_ASSIGN_OR_RETURN(void* const data, AllocateAny(kind, size_bytes));
+  QUIRE_ASSIGN_OR_RETURN(void* const data, kind == MemoryKind::kHost
+                                               ? AllocateHost(size_bytes)
+                                               : AllocateWithCuda(kind, size_bytes));
   DeviceBuffer buffer(kind, data, size_bytes);
   buffer.block_ = std::shared_ptr<void>(
       data, [kind, size_bytes](void* block) { Free(kind, block, size_bytes); });
