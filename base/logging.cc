@@ -268,10 +268,11 @@ void AppendQuoted(absl::string_view text, std::string* out) {
 }
 
 void AppendDouble(double value, std::string* out) {
-  // JSON has no NaN and no infinities.
-  if (std::isnan(value)) return out->append("\"nan\""), void();
-  if (std::isinf(value)) return out->append(value > 0 ? "\"inf\"" : "\"-inf\""), void();
-  absl::StrAppend(out, value);
+  if (std::isfinite(value)) {
+    absl::StrAppend(out, value);
+  } else {  // JSON has neither NaN nor infinities
+    out->append(std::isnan(value) ? "\"nan\"" : value > 0 ? "\"inf\"" : "\"-inf\"");
+  }
 }
 
 void AppendValue(const Field::Value& value, Format format, std::string* out) {
