@@ -1,7 +1,5 @@
 // quire bench: load test of quired, optionally alternating with another server.
 
-#include <grpcpp/grpcpp.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -29,6 +27,7 @@
 #include "tools/quire/bench_target.h"
 #include "tools/quire/bench_trace.h"
 #include "tools/quire/client.h"
+#include "tools/quire/unary_call.h"
 
 namespace quire::client {
 namespace {
@@ -318,11 +317,9 @@ int RunRounds(const CommonOptions& common, const BenchOptions& options, const Be
 int RunBench(const CommonOptions& common, const BenchOptions& options) {
   const absl::StatusOr<BenchPlan> plan = MakePlan(options);
   if (!plan.ok()) return FailWith(plan.status(), kWrongUsage);
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   v1::GetModelResponse model;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const grpc::Status status = stub->GetModel(&context, {}, &model);
+  const grpc::Status status =
+      Call(common, common.address, &v1::GenerationService::Stub::GetModel, {}, &model);
   if (!status.ok()) return Fail(common, status, common.address);
 
   std::vector<Subject> subjects = {

@@ -21,11 +21,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/json_text.h"
 #include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
 #include "tools/quire/constraint_options.h"
+#include "tools/quire/unary_call.h"
 
 namespace quire::client {
 namespace {
@@ -54,12 +56,11 @@ struct ChatOptions {
   v1::Constraint constraint;
 };
 
-// Parses one JSON value. Text after it is an error.
-absl::StatusOr<google::protobuf::Value> ParseJson(const std::string& json,
-                                                  const std::string& source) {
-  google::protobuf::Value value;
-  const auto status = google::protobuf::util::JsonStringToMessage(json, &value);
-  if (status.ok()) return value;
+// Parses the JSON form of a message. Errors begin with `source`.
+absl::Status ParseJson(const std::string& json, absl::string_view source,
+                       google::protobuf::Message* message) {
+  const auto status = google::protobuf::util::JsonStringToMessage(json, message);
+  if (status.ok()) return absl::OkStatus();
   const auto& text = status.message();
   return absl::InvalidArgumentError(
       absl::StrCat(source, ": ", absl::string_view(text.data(), text.size())));
@@ -69,13 +70,8 @@ absl::StatusOr<google::protobuf::Value> ParseJson(const std::string& json,
 absl::Status MergeField(absl::string_view field, const ordered_json& value, const std::string& path,
                         v1::ChatPrompt* chat) {
   v1::ChatPrompt part;
-  const auto status = google::protobuf::util::JsonStringToMessage(
-      absl::StrCat("{\"", field, "\": ", JsonText(value), "}"), &part);
-  if (!status.ok()) {
-    const auto& text = status.message();
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", absl::string_view(text.data(), text.size())));
-  }
+  QUIRE_RETURN_IF_ERROR(
+      ParseJson(absl::StrCat("{\"", field, "\": ", JsonText(value), "}"), path, &part));
   chat->MergeFrom(part);
   return absl::OkStatus();
 }
@@ -120,10 +116,9 @@ absl::Status SetVariable(const std::string& argument, v1::ChatPrompt* chat) {
     return absl::InvalidArgumentError(
         absl::StrCat("--var ", argument, " has no value; write NAME=JSON"));
   }
-  QUIRE_ASSIGN_OR_RETURN(google::protobuf::Value value,
-                         ParseJson(argument.substr(equals + 1), absl::StrCat("--var ", argument)));
-  (*chat->mutable_template_vars()->mutable_fields())[argument.substr(0, equals)] = std::move(value);
-  return absl::OkStatus();
+  auto& variables = *chat->mutable_template_vars()->mutable_fields();
+  return ParseJson(argument.substr(equals + 1), absl::StrCat("--var ", argument),
+                   &variables[argument.substr(0, equals)]);
 }
 
 // Standard input can be read only once.
@@ -300,18 +295,13 @@ int RunRender(const CommonOptions& common, const ChatOptions& options) {
   request.set_model(options.model);
   *request.mutable_chat() = *std::move(chat);
   v1::RenderChatResponse response;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  const grpc::Status status = stub->RenderChat(&context, request, &response);
+  const grpc::Status status =
+      Call(common, common.address, &v1::GenerationService::Stub::RenderChat, request, &response);
   if (!status.ok()) return FailChat(common, status);
   if (common.json) {
     PrintJson(response);
   } else if (options.ids) {
-    for (int i = 0; i < response.token_ids_size(); ++i) {
-      std::printf("%s%d", i == 0 ? "" : " ", response.token_ids(i));
-    }
-    std::printf("\n");
+    std::printf("%s\n", absl::StrJoin(response.token_ids(), " ").c_str());
   } else {
     std::fwrite(response.text().data(), 1, response.text().size(), stdout);
   }

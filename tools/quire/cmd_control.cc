@@ -1,7 +1,6 @@
 // quire cancel, abort, drain, resume, reload, flush: commands that change the state of the server.
 
 #include <google/protobuf/util/time_util.h>
-#include <grpcpp/grpcpp.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -15,9 +14,12 @@
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
 #include "tools/quire/message_json.h"
+#include "tools/quire/unary_call.h"
 
 namespace quire::client {
 namespace {
+
+using AdminStub = v1::AdminService::Stub;
 
 google::protobuf::Duration ToDuration(double seconds) {
   return google::protobuf::util::TimeUtil::NanosecondsToDuration(
@@ -33,13 +35,11 @@ int FailUnknown(const std::string& id) {
 }
 
 int RunCancel(const CommonOptions& common, const std::string& id) {
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
   v1::CancelRequest request;
   request.set_request_id(id);
   v1::CancelResponse response;
-  const grpc::Status status = stub->Cancel(&context, request, &response);
+  const grpc::Status status =
+      Call(common, common.address, &v1::GenerationService::Stub::Cancel, request, &response);
   if (!status.ok()) return Fail(common, status, common.address);
   if (common.json) {
     PrintJson(response);
@@ -58,9 +58,6 @@ struct AbortOptions {
 };
 
 int RunAbort(const CommonOptions& common, const AbortOptions& options) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
   v1::AbortRequestsRequest request;
   for (const std::string& id : options.ids) request.add_request_ids(id);
   request.set_all(options.all);
@@ -70,7 +67,8 @@ int RunAbort(const CommonOptions& common, const AbortOptions& options) {
   request.set_tenant(options.tenant);
   request.set_reason(options.reason);
   v1::AbortRequestsResponse response;
-  const grpc::Status status = stub->AbortRequests(&context, request, &response);
+  const grpc::Status status =
+      Call(common, common.admin, &AdminStub::AbortRequests, request, &response);
   if (!status.ok()) return Fail(common, status, common.admin);
   if (common.json) {
     PrintJson(response);
@@ -89,9 +87,6 @@ struct DrainOptions {
 };
 
 int RunDrain(const CommonOptions& common, const DrainOptions& options) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
   v1::DrainRequest request;
   if (options.drain_timeout_seconds > 0) {
     *request.mutable_timeout() = ToDuration(options.drain_timeout_seconds);
@@ -99,49 +94,28 @@ int RunDrain(const CommonOptions& common, const DrainOptions& options) {
   if (options.now) request.mutable_pre_drain_delay();
   request.set_exit_after(options.exit_after);
   request.set_wait(options.wait);
-  v1::DrainResponse response;
-  const grpc::Status status = stub->Drain(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.admin);
-  if (common.json) {
-    PrintJson(response);
-  } else {
+  const auto print = [](const v1::DrainResponse& response) {
     std::printf("%s: %d running, %d waiting\n", response.drained() ? "drained" : "draining",
                 response.running_count(), response.waiting_count());
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.admin, &AdminStub::Drain, request, print);
 }
 
 int RunResume(const CommonOptions& common) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  v1::ResumeResponse response;
-  const grpc::Status status = stub->Resume(&context, {}, &response);
-  if (!status.ok()) return Fail(common, status, common.admin);
-  if (common.json) {
-    PrintJson(response);
-  } else {
+  const auto print = [](const v1::ResumeResponse& response) {
     std::printf("%s\n", EnumWords(v1::ServerState_descriptor(), response.state()).c_str());
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.admin, &AdminStub::Resume, {}, print);
 }
 
 int RunFlush(const CommonOptions& common, double idle_timeout_seconds) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
   v1::FlushCacheRequest request;
   if (idle_timeout_seconds > 0) *request.mutable_idle_timeout() = ToDuration(idle_timeout_seconds);
-  v1::FlushCacheResponse response;
-  const grpc::Status status = stub->FlushCache(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.admin);
-  if (common.json) {
-    PrintJson(response);
-  } else {
+  const auto print = [](const v1::FlushCacheResponse& response) {
     std::printf("%d pages freed, %d in use\n", response.freed_page_count(),
                 response.retained_page_count());
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.admin, &AdminStub::FlushCache, request, print);
 }
 
 void PrintChanges(const char* what,
@@ -153,13 +127,11 @@ void PrintChanges(const char* what,
 }
 
 int RunReload(const CommonOptions& common, bool dry_run) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
   v1::ReloadConfigRequest request;
   request.set_dry_run(dry_run);
   v1::ReloadConfigResponse response;
-  const grpc::Status status = stub->ReloadConfig(&context, request, &response);
+  const grpc::Status status =
+      Call(common, common.admin, &AdminStub::ReloadConfig, request, &response);
   if (!status.ok()) return Fail(common, status, common.admin);
   const bool refused = response.errors_size() > 0;
   if (common.json) {

@@ -1,7 +1,5 @@
 // quire embed, quire score.
 
-#include <grpcpp/grpcpp.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -12,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
+#include "tools/quire/unary_call.h"
 
 namespace quire::client {
 namespace {
@@ -43,23 +42,15 @@ int RunEmbed(const CommonOptions& common, const EmbedOptions& options) {
   if (options.dimensions) request.set_dimensions(*options.dimensions);
   if (options.normalize) request.set_normalize(*options.normalize);
   request.set_truncate(options.truncate);
-  v1::EmbedResponse response;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  const grpc::Status status = stub->Embed(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.address);
-  if (common.json) {
-    PrintJson(response);
-    return kOk;
-  }
-  for (const v1::Embedding& embedding : response.embeddings()) {
-    for (int i = 0; i < embedding.values_size(); ++i) {
-      std::printf("%s%.9g", i == 0 ? "" : " ", static_cast<double>(embedding.values(i)));
+  const auto print = [](const v1::EmbedResponse& response) {
+    for (const v1::Embedding& embedding : response.embeddings()) {
+      for (int i = 0; i < embedding.values_size(); ++i) {
+        std::printf("%s%.9g", i == 0 ? "" : " ", static_cast<double>(embedding.values(i)));
+      }
+      std::printf("\n");
     }
-    std::printf("\n");
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.address, &v1::GenerationService::Stub::Embed, request, print);
 }
 
 int RunScore(const CommonOptions& common, const ScoreOptions& options) {
@@ -70,28 +61,20 @@ int RunScore(const CommonOptions& common, const ScoreOptions& options) {
     if (!options.context.empty()) item->set_context_text(options.context);
     item->set_text(text);
   }
-  v1::ScoreResponse response;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  const grpc::Status status = stub->Score(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.address);
-  if (common.json) {
-    PrintJson(response);
-    return kOk;
-  }
-  for (int i = 0; i < response.results_size(); ++i) {
-    const v1::ScoreResult& result = response.results(i);
-    std::printf(
-        "%12.6f  %4d tokens  %s  \"%s\"\n", result.total_logprob(), result.token_count(),
-        result.is_greedy() ? "greedy" : "      ",
-        absl::Utf8SafeCHexEscape(options.continuations[static_cast<std::size_t>(i)]).c_str());
-    for (const v1::TokenLogprob& token : result.tokens()) {
-      std::printf("%12.6f  rank %d  \"%s\"\n", static_cast<double>(token.logprob()), token.rank(),
-                  absl::Utf8SafeCHexEscape(token.token_bytes()).c_str());
+  const auto print = [&options](const v1::ScoreResponse& response) {
+    for (int i = 0; i < response.results_size(); ++i) {
+      const v1::ScoreResult& result = response.results(i);
+      std::printf(
+          "%12.6f  %4d tokens  %s  \"%s\"\n", result.total_logprob(), result.token_count(),
+          result.is_greedy() ? "greedy" : "      ",
+          absl::Utf8SafeCHexEscape(options.continuations[static_cast<std::size_t>(i)]).c_str());
+      for (const v1::TokenLogprob& token : result.tokens()) {
+        std::printf("%12.6f  rank %d  \"%s\"\n", static_cast<double>(token.logprob()), token.rank(),
+                    absl::Utf8SafeCHexEscape(token.token_bytes()).c_str());
+      }
     }
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.address, &v1::GenerationService::Stub::Score, request, print);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
 #include "tools/quire/message_json.h"
+#include "tools/quire/unary_call.h"
 
 namespace quire::client {
 namespace {
@@ -53,17 +54,7 @@ double InGiB(std::int64_t bytes) {
   return static_cast<double>(bytes) / (1 << 30);
 }
 
-int RunInfo(const CommonOptions& common) {
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  v1::GetServerInfoResponse info;
-  const grpc::Status status = stub->GetServerInfo(&context, {}, &info);
-  if (!status.ok()) return Fail(common, status, common.address);
-  if (common.json) {
-    PrintJson(info);
-    return kOk;
-  }
+void PrintInfo(const v1::GetServerInfoResponse& info) {
   std::printf("version %s (%s, %s)\nstate %s\n", info.version().c_str(), info.git_commit().c_str(),
               info.build_type().c_str(),
               EnumWords(v1::ServerState_descriptor(), info.state()).c_str());
@@ -79,7 +70,11 @@ int RunInfo(const CommonOptions& common) {
   }
   std::printf("context %d tokens, default output limit %d tokens\n",
               info.limits().max_context_tokens(), info.limits().default_max_tokens());
-  return kOk;
+}
+
+int RunInfo(const CommonOptions& common) {
+  return CallAndPrint(common, common.address, &v1::GenerationService::Stub::GetServerInfo, {},
+                      PrintInfo);
 }
 
 // Calls grpc.health.v1.Health/Check without a generated class, since Debian does not package
@@ -129,17 +124,7 @@ int RunHealth(const CommonOptions& common, const std::string& service) {
   return serving ? kOk : kRequestFailed;
 }
 
-int RunStats(const CommonOptions& common) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  v1::GetStatsResponse response;
-  const grpc::Status status = stub->GetStats(&context, {}, &response);
-  if (!status.ok()) return Fail(common, status, common.admin);
-  if (common.json) {
-    PrintJson(response);
-    return kOk;
-  }
+void PrintStats(const v1::GetStatsResponse& response) {
   const v1::Stats& stats = response.stats();
   std::printf("state %s  running %d  waiting %d (%lld uncached tokens)\n",
               EnumWords(v1::ServerState_descriptor(), stats.state()).c_str(), stats.running_count(),
@@ -151,7 +136,10 @@ int RunStats(const CommonOptions& common) {
               stats.prompt_tokens_per_second(), stats.generation_tokens_per_second(),
               static_cast<long long>(stats.step_count()),
               static_cast<long long>(stats.preemption_count()));
-  return kOk;
+}
+
+int RunStats(const CommonOptions& common) {
+  return CallAndPrint(common, common.admin, &v1::AdminService::Stub::GetStats, {}, PrintStats);
 }
 
 int RunRequests(const CommonOptions& common) {
@@ -184,20 +172,12 @@ int RunRequests(const CommonOptions& common) {
 }
 
 int RunConfig(const CommonOptions& common, bool all) {
-  const auto stub = v1::AdminService::NewStub(Connect(common, common.admin));
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
   v1::GetConfigRequest request;
   request.set_include_defaults(all);
-  v1::GetConfigResponse response;
-  const grpc::Status status = stub->GetConfig(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.admin);
-  if (common.json) {
-    PrintJson(response);
-  } else {
+  const auto print = [](const v1::GetConfigResponse& response) {
     std::printf("%s", response.yaml().c_str());
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.admin, &v1::AdminService::Stub::GetConfig, request, print);
 }
 
 }  // namespace

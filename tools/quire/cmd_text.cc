@@ -1,7 +1,5 @@
 // quire tokenize, quire detokenize.
 
-#include <grpcpp/grpcpp.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -9,11 +7,15 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
 #include "quire/v1/generation.grpc.pb.h"
 #include "tools/quire/client.h"
+#include "tools/quire/unary_call.h"
 
 namespace quire::client {
 namespace {
+
+using Stub = v1::GenerationService::Stub;
 
 struct TextOptions {
   std::string text;
@@ -28,48 +30,29 @@ int RunTokenize(const CommonOptions& common, const TextOptions& options) {
   request.set_text(options.text);
   request.set_add_special_tokens(!options.no_special);
   request.set_with_pieces(options.pieces);
-  v1::TokenizeResponse response;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  const grpc::Status status = stub->Tokenize(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.address);
-  if (common.json) {
-    PrintJson(response);
-    return kOk;
-  }
-  if (!options.pieces) {
-    for (int i = 0; i < response.token_ids_size(); ++i) {
-      std::printf("%s%d", i == 0 ? "" : " ", response.token_ids(i));
+  const auto print = [&options](const v1::TokenizeResponse& response) {
+    if (!options.pieces) {
+      std::printf("%s\n", absl::StrJoin(response.token_ids(), " ").c_str());
+      return;
     }
-    std::printf("\n");
-    return kOk;
-  }
-  for (int i = 0; i < response.pieces_size(); ++i) {
-    const v1::TokenPiece& piece = response.pieces(i);
-    std::printf("%7d  %5d..%-5d  \"%s\"%s\n", response.token_ids(i), piece.start_byte(),
-                piece.end_byte(), absl::Utf8SafeCHexEscape(piece.piece()).c_str(),
-                piece.special() ? "  special" : "");
-  }
-  return kOk;
+    for (int i = 0; i < response.pieces_size(); ++i) {
+      const v1::TokenPiece& piece = response.pieces(i);
+      std::printf("%7d  %5d..%-5d  \"%s\"%s\n", response.token_ids(i), piece.start_byte(),
+                  piece.end_byte(), absl::Utf8SafeCHexEscape(piece.piece()).c_str(),
+                  piece.special() ? "  special" : "");
+    }
+  };
+  return CallAndPrint(common, common.address, &Stub::Tokenize, request, print);
 }
 
 int RunDetokenize(const CommonOptions& common, const TextOptions& options) {
   v1::DetokenizeRequest request;
   request.mutable_token_ids()->Add(options.ids.begin(), options.ids.end());
   request.set_skip_special_tokens(options.skip_special);
-  v1::DetokenizeResponse response;
-  grpc::ClientContext context;
-  ApplyDeadline(common, &context);
-  const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
-  const grpc::Status status = stub->Detokenize(&context, request, &response);
-  if (!status.ok()) return Fail(common, status, common.address);
-  if (common.json) {
-    PrintJson(response);
-  } else {
+  const auto print = [](const v1::DetokenizeResponse& response) {
     std::printf("%s\n", response.text().c_str());
-  }
-  return kOk;
+  };
+  return CallAndPrint(common, common.address, &Stub::Detokenize, request, print);
 }
 
 }  // namespace
