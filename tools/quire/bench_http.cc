@@ -130,6 +130,11 @@ class HttpTarget : public Target {
   CurlPtr curl_;
 };
 
+std::size_t OnBodyBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
+  static_cast<std::string*>(body)->append(bytes, size * count);
+  return size * count;
+}
+
 std::string FindError(const json& event) {
   const auto error = event.find("error");
   if (error == event.end() || error->is_null()) return "";
@@ -197,7 +202,8 @@ absl::StatusOr<std::string> HttpGet(const std::string& url) {
   const CurlPtr curl = NewCurl();
   std::string body;
   curl_easy_setopt(curl.get(), CURLOPT_URL, url.c_str());
-  CollectBody(curl.get(), &body);
+  curl_easy_setopt(curl.get(), CURLOPT_WRITEFUNCTION, OnBodyBytes);
+  curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, &body);
   curl_easy_setopt(curl.get(), CURLOPT_TIMEOUT_MS, 10'000L);
   const CURLcode result = curl_easy_perform(curl.get());
   if (result != CURLE_OK) {

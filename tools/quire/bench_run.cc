@@ -189,14 +189,7 @@ std::int64_t PssOfProcess(int pid) {
   return 0;
 }
 
-}  // namespace
-
-RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
-                  const std::atomic<bool>& stop) {
-  return options.is_closed_loop || !workload.is_open() ? RunClosed(workload, targets, options, stop)
-                                                       : RunOpen(workload, targets, options, stop);
-}
-
+// Returns the proportional set size of a process and its descendants, or 0 if it cannot be read.
 std::int64_t PssBytes(int pid) {
   const std::vector<std::pair<int, int>> parents = Parents();
   std::vector<int> family = {pid};
@@ -208,6 +201,14 @@ std::int64_t PssBytes(int pid) {
     }
   }
   return bytes;
+}
+
+}  // namespace
+
+RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
+                  const std::atomic<bool>& stop) {
+  return options.is_closed_loop || !workload.is_open() ? RunClosed(workload, targets, options, stop)
+                                                       : RunOpen(workload, targets, options, stop);
 }
 
 MemorySampler::MemorySampler(int pid) : pid_(pid) {

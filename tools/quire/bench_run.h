@@ -38,10 +38,8 @@ struct RunResult {
 RunResult RunLoad(const Workload& workload, const TargetFactory& targets, const RunOptions& options,
                   const std::atomic<bool>& stop);
 
-// Returns the proportional set size of a process and its descendants, or 0 if it cannot be read.
-std::int64_t PssBytes(int pid);
-
-// Samples PssBytes of a process twice a second until Stop, and returns the maximum.
+// Samples the proportional set size of a process and its descendants twice a second until Stop,
+// which returns the maximum.
 class MemorySampler {
  public:
   explicit MemorySampler(int pid);  // 0: do not measure

@@ -1,14 +1,6 @@
 #include "tools/quire/curl_handle.h"
 
 namespace quire::client {
-namespace {
-
-std::size_t OnBodyBytes(char* bytes, std::size_t size, std::size_t count, void* body) {
-  static_cast<std::string*>(body)->append(bytes, size * count);
-  return size * count;
-}
-
-}  // namespace
 
 CurlPtr NewCurl() {
   [[maybe_unused]] static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
@@ -17,11 +9,6 @@ CurlPtr NewCurl() {
   curl_easy_setopt(curl.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
   curl_easy_setopt(curl.get(), CURLOPT_NOPROXY, "*");
   return curl;
-}
-
-void CollectBody(CURL* curl, std::string* body) {
-  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, OnBodyBytes);
-  curl_easy_setopt(curl, CURLOPT_WRITEDATA, body);
 }
 
 std::int64_t ResponseCode(CURL* curl) {

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 namespace quire::client {
 
@@ -21,9 +20,6 @@ using HeaderPtr = std::unique_ptr<curl_slist, CurlDeleter>;
 
 // Returns a handle for HTTP/1.1 without signals and without the proxies of the environment.
 CurlPtr NewCurl();
-
-// Appends the body of the answer to `body`, which must outlive the transfer.
-void CollectBody(CURL* curl, std::string* body);
 
 // Returns the HTTP status of the last answer, or 0 if there was none.
 std::int64_t ResponseCode(CURL* curl);
