@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -20,7 +19,6 @@
 #include <iterator>
 #include <memory>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,22 +43,21 @@ using google::protobuf::io::CodedInputStream;
 // Calls `on_field` with each length-delimited field of a serialized message and skips other fields.
 // Replaces the generated classes of google/rpc/*.proto, which Debian does not package.
 template <typename OnField>
-bool ForEachBytesField(const std::string& bytes, OnField on_field) {
+void ForEachBytesField(const std::string& bytes, OnField on_field) {
   CodedInputStream input(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                          static_cast<int>(bytes.size()));
   while (const std::uint32_t tag = input.ReadTag()) {
     if (WireFormatLite::GetTagWireType(tag) != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
-      if (!WireFormatLite::SkipField(&input, tag)) return false;
+      if (!WireFormatLite::SkipField(&input, tag)) return;
       continue;
     }
     std::uint32_t length = 0;
     std::string value;
     if (!input.ReadVarint32(&length) || !input.ReadString(&value, static_cast<int>(length))) {
-      return false;
+      return;
     }
     on_field(WireFormatLite::GetTagFieldNumber(tag), value);
   }
-  return true;
 }
 
 constexpr int kDefaultPort = 50051;  // default port of server.grpc.listen
@@ -335,9 +332,9 @@ int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_v
   return kRequestFailed;
 }
 
-int FailWithUsage(const absl::Status& status) {
+int FailWith(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "quire: %s\n", std::string(status.message()).c_str());
-  return kWrongUsage;
+  return exit_code;
 }
 
 void PrintJson(const google::protobuf::Message& message) {
@@ -356,29 +353,21 @@ void BlockInterrupts() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-struct InterruptGuard::State {
-  std::function<void()> cancel;
-  std::atomic<bool> done{false};
-  std::thread thread;
-};
-
-InterruptGuard::InterruptGuard(std::function<void()> cancel) : state_(std::make_unique<State>()) {
-  state_->cancel = std::move(cancel);
-  state_->thread = std::thread([state = state_.get()] {
-    const sigset_t set = InterruptSet();
-    int interrupts = 0;
-    const timespec tick{0, 50'000'000};
-    while (!state->done.load()) {
-      if (sigtimedwait(&set, nullptr, &tick) <= 0) continue;
-      if (++interrupts > 1) std::_Exit(kRequestFailed);
-      state->cancel();
-    }
-  });
-}
+InterruptGuard::InterruptGuard(std::function<void()> cancel)
+    : thread_([this, cancel = std::move(cancel)] {
+        const sigset_t set = InterruptSet();
+        int interrupts = 0;
+        const timespec tick{0, 50'000'000};
+        while (!is_done_.load()) {
+          if (sigtimedwait(&set, nullptr, &tick) <= 0) continue;
+          if (++interrupts > 1) std::_Exit(kRequestFailed);
+          cancel();
+        }
+      }) {}
 
 InterruptGuard::~InterruptGuard() {
-  state_->done.store(true);
-  state_->thread.join();
+  is_done_.store(true);
+  thread_.join();
 }
 
 }  // namespace quire::client

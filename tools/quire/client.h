@@ -7,9 +7,11 @@
 // Threads: the main thread calls these functions. Threads of `bench` also call ApplyDeadline and
 //          ReasonOf.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -80,8 +82,8 @@ void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 // gRPC connection, prints what kind of server was found at the address and which option to give.
 int Fail(const CommonOptions& common, const grpc::Status& status, absl::string_view address);
 
-// Prints the error of a wrong command line and returns the exit code.
-int FailWithUsage(const absl::Status& status);
+// Prints the message of the status to standard error and returns `exit_code`.
+int FailWith(const absl::Status& status, int exit_code);
 
 // Returns the reason in the status's ErrorInfo, or "" if there is none.
 std::string ReasonOf(const grpc::Status& status);
@@ -103,8 +105,8 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::atomic<bool> is_done_{false};
+  std::thread thread_;
 };
 
 // Each function registers subcommands. The chosen one stores its exit code in `*exit_code`.

@@ -257,11 +257,6 @@ absl::Status Print(const CommonOptions& common, OutputFile* output,
   return output->Write(json);
 }
 
-int FailWith(const absl::Status& status, int code) {
-  std::fprintf(stderr, "quire: %s\n", std::string(status.message()).c_str());
-  return code;
-}
-
 // Appends a run of each subject to `runs`. An interrupted round of a comparison is discarded,
 // because medians need complete rounds. Sets `*interrupted` if requests were not sent.
 absl::Status RunRound(const BenchPlan& plan, const std::vector<Subject>& subjects,

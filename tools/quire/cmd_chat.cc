@@ -265,7 +265,7 @@ bool ReadLine(const ChatOptions& options, std::string* line) {
 int RunChat(const CommonOptions& common, const ChatOptions& options) {
   const auto stub = v1::GenerationService::NewStub(Connect(common, common.address));
   absl::StatusOr<v1::ChatPrompt> started = StartChat(options);
-  if (!started.ok()) return FailWithUsage(started.status());
+  if (!started.ok()) return FailWith(started.status(), kWrongUsage);
   v1::ChatPrompt chat = *std::move(started);
   v1::ChatMessage answer;
   if (!options.message.empty() || !options.messages_file.empty()) {
@@ -290,7 +290,7 @@ int RunChat(const CommonOptions& common, const ChatOptions& options) {
 
 int RunRender(const CommonOptions& common, const ChatOptions& options) {
   absl::StatusOr<v1::ChatPrompt> chat = StartChat(options);
-  if (!chat.ok()) return FailWithUsage(chat.status());
+  if (!chat.ok()) return FailWith(chat.status(), kWrongUsage);
   v1::RenderChatRequest request;
   request.set_model(options.model);
   *request.mutable_chat() = *std::move(chat);

@@ -251,7 +251,7 @@ void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code) {
   cmd->add_option("--priority", options->priority, "priority from -100 (first) to 100");
   cmd->callback([=] {
     const absl::Status read = ReadPrompt(options.get());
-    *exit_code = read.ok() ? RunGenerate(*common, *options) : FailWithUsage(read);
+    *exit_code = read.ok() ? RunGenerate(*common, *options) : FailWith(read, kWrongUsage);
   });
 }
 

@@ -31,11 +31,6 @@ struct NameOptions {
   std::string gguf;
 };
 
-int PrintError(const absl::Status& status, int exit_code) {
-  std::fprintf(stderr, "quire: %s\n", std::string(status.message()).c_str());
-  return exit_code;
-}
-
 absl::StatusOr<hub::ModelName> ReadName(const NameOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(hub::ModelName name, hub::ParseModelName(options.model));
   if (options.gguf.empty()) return name;
@@ -72,9 +67,9 @@ void PrintPulled(const CommonOptions& common, const hub::ModelName& name,
 
 int RunPull(const CommonOptions& common, const NameOptions& options) {
   const absl::StatusOr<hub::ModelName> name = ReadName(options);
-  if (!name.ok()) return PrintError(name.status(), kWrongUsage);
+  if (!name.ok()) return FailWith(name.status(), kWrongUsage);
   const absl::StatusOr<hub::HubSettings> settings = hub::HubSettings::Read();
-  if (!settings.ok()) return PrintError(settings.status(), kRequestFailed);
+  if (!settings.ok()) return FailWith(settings.status(), kRequestFailed);
   if (settings->sends_unencrypted_token()) {
     std::fprintf(stderr,
                  "quire: warning: HF_ENDPOINT is %s, so the token is sent unencrypted; use an "
@@ -101,8 +96,8 @@ int RunPull(const CommonOptions& common, const NameOptions& options) {
     std::fprintf(stderr, "quire: interrupted; run the same command again to continue\n");
     return kInterrupted;
   }
-  return PrintError(result.status(),
-                    absl::IsUnavailable(result.status()) ? kCannotConnect : kRequestFailed);
+  return FailWith(result.status(),
+                  absl::IsUnavailable(result.status()) ? kCannotConnect : kRequestFailed);
 }
 
 // Returns the columns of the table of `quire list`.
@@ -148,9 +143,9 @@ void PrintModelJson(const hub::CachedModel& model) {
 
 int RunList(const CommonOptions& common) {
   const absl::StatusOr<std::string> root = hub::CacheDir();
-  if (!root.ok()) return PrintError(root.status(), kRequestFailed);
+  if (!root.ok()) return FailWith(root.status(), kRequestFailed);
   const absl::StatusOr<std::vector<hub::CachedModel>> models = hub::ModelCache(*root).List();
-  if (!models.ok()) return PrintError(models.status(), kRequestFailed);
+  if (!models.ok()) return FailWith(models.status(), kRequestFailed);
   if (common.json) {
     for (const hub::CachedModel& model : *models) PrintModelJson(model);
     return kOk;
@@ -168,11 +163,11 @@ int RunList(const CommonOptions& common) {
 
 int RunRemove(const CommonOptions& common, const NameOptions& options) {
   const absl::StatusOr<hub::ModelName> name = ReadName(options);
-  if (!name.ok()) return PrintError(name.status(), kWrongUsage);
+  if (!name.ok()) return FailWith(name.status(), kWrongUsage);
   const absl::StatusOr<std::string> root = hub::CacheDir();
-  if (!root.ok()) return PrintError(root.status(), kRequestFailed);
+  if (!root.ok()) return FailWith(root.status(), kRequestFailed);
   const absl::StatusOr<std::int64_t> freed = hub::ModelCache(*root).Remove(*name);
-  if (!freed.ok()) return PrintError(freed.status(), kRequestFailed);
+  if (!freed.ok()) return FailWith(freed.status(), kRequestFailed);
   if (common.json) {
     const nlohmann::ordered_json json = {{"name", name->ToString()}, {"freed_bytes", *freed}};
     std::printf("%s\n", JsonText(json).c_str());

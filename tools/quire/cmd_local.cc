@@ -19,16 +19,11 @@
 namespace quire::client {
 namespace {
 
-int FailWith(absl::string_view text) {
-  std::fprintf(stderr, "quire: %s\n", std::string(text).c_str());
-  return kRequestFailed;
-}
-
 int RunPlan(const CommonOptions& common, const PlanRequest& request) {
   const absl::StatusOr<PlanReport> plan = MakePlan(request);
   if (!plan.ok()) {
     for (const absl::string_view line : absl::StrSplit(plan.status().message(), '\n')) {
-      FailWith(line);
+      std::fprintf(stderr, "quire: %s\n", std::string(line).c_str());
     }
     return kRequestFailed;
   }
@@ -76,7 +71,7 @@ absl::Status MakeModel(const MakeOptions& options) {
 
 int RunMakeModel(const MakeOptions& options) {
   const absl::Status status = MakeModel(options);
-  if (!status.ok()) return FailWith(status.message());
+  if (!status.ok()) return FailWith(status, kRequestFailed);
   std::printf("%s; serve it with: quired %s%s\n", options.directory.c_str(),
               options.directory.c_str(), options.weights ? "" : " --set model.load_mode=dummy");
   return kOk;
