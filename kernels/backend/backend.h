@@ -44,7 +44,7 @@ class Workspace {
 
 // The dtype of activations in products on the CPU.
 enum class CpuActivations : std::uint8_t {
-  kAuto,  // chosen for instruction set and weights (kernels/linear/auto_activations.h)
+  kAuto,  // chosen for instruction set and weights (kernels/linear/bf16_linear.h)
   kInt8,  // int8 for integer weights, f32 for all other weights
   kF32,
   // Activations and weights are rounded to bf16 (kernels/linear/bf16_linear.h). In attention over

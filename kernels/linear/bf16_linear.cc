@@ -38,6 +38,14 @@ std::int64_t CeilDivide(std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
+CpuActivations ResolveCpuActivations(CpuActivations activations, bool weights_are_bf16) {
+  const bool uses_vdpbf16ps = internal::NeedsOrderedRows(internal::ChosenBf16Multiply());
+  if (activations == CpuActivations::kAuto && uses_vdpbf16ps && weights_are_bf16) {
+    return CpuActivations::kBF16;
+  }
+  return ResolveCpuActivations(activations);
+}
+
 std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k) {
   return CeilDivide(num_rows, internal::kRowTile) * internal::kRowTile *
          CeilDivide(k, internal::kBlock) * internal::kBlock * 2;

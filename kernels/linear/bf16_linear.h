@@ -32,6 +32,15 @@
 
 namespace quire::kernels {
 
+// Replaces CpuActivations::kAuto by the activations for the chosen instruction set and weights.
+// Returns other values unchanged. `weights_are_bf16` is true if every matrix in memory is
+// unquantized bf16.
+//
+// With AMX, kAuto means kBF16 for all weights. With vdpbf16ps, it means kBF16 for bf16 weights:
+// integer weights are faster with kInt8, and f32 or f16 weights would be rounded. Otherwise it
+// means kInt8.
+CpuActivations ResolveCpuActivations(CpuActivations activations, bool weights_are_bf16);
+
 // Returns the bytes of Backend::op_workspace that Linear uses with bf16 activations for up to
 // `num_rows` rows of up to `k` inputs.
 std::int64_t Bf16LinearScratchBytes(std::uint32_t num_rows, std::uint32_t k);

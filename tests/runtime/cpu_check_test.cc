@@ -18,7 +18,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/backend/isa.h"
-#include "kernels/linear/auto_activations.h"
+#include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/norm.h"
 #include "kernels/recurrent/state_scan.h"
