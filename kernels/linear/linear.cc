@@ -94,8 +94,10 @@ bool OrdersPairs(const Backend& backend, DType dtype, std::uint32_t k) {
          internal::NeedsOrderedRows(internal::ChosenBf16Multiply());
 }
 
-absl::StatusOr<PackedLinear> Allocate(const Backend& backend, DType dtype, std::uint32_t n,
-                                      std::uint32_t k) {
+}  // namespace
+
+absl::StatusOr<PackedLinear> AllocatePackedLinear(const Backend& backend, DType dtype,
+                                                  std::uint32_t n, std::uint32_t k) {
   QUIRE_RETURN_IF_ERROR(CheckTypes(dtype, DType::kF32));
   QUIRE_RETURN_IF_ERROR(CheckExtents(n, k));
   const std::int64_t panels = (std::int64_t{n} + PackedLinear::kPanel - 1) / PackedLinear::kPanel;
@@ -107,8 +109,6 @@ absl::StatusOr<PackedLinear> Allocate(const Backend& backend, DType dtype, std::
       n, k, PlainWeights{.dtype = dtype, .has_ordered_pairs = OrdersPairs(backend, dtype, k)},
       std::move(data));
 }
-
-}  // namespace
 
 absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
                                                std::span<const WeightRows> sources, DType dtype,
@@ -123,7 +123,7 @@ absl::StatusOr<PackedLinear> PackLinearWeights(const Backend& backend,
     }
   }
   QUIRE_ASSIGN_OR_RETURN(PackedLinear packed,
-                         Allocate(backend, dtype, static_cast<std::uint32_t>(n), k));
+                         AllocatePackedLinear(backend, dtype, static_cast<std::uint32_t>(n), k));
 
   const std::size_t element = static_cast<std::size_t>(DTypeSize(dtype));
   const std::size_t row_bytes = k * element;
@@ -155,7 +155,7 @@ absl::StatusOr<PackedLinear> PackPlainRows(
     const Backend& backend, DType dtype, std::uint32_t n, std::uint32_t k,
     absl::FunctionRef<void(std::uint32_t row, std::byte* out)> source) {
   QUIRE_CHECK(backend.cuda() == nullptr);
-  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, Allocate(backend, dtype, n, k));
+  QUIRE_ASSIGN_OR_RETURN(PackedLinear packed, AllocatePackedLinear(backend, dtype, n, k));
   const std::size_t row_bytes = std::size_t{k} * static_cast<std::size_t>(DTypeSize(dtype));
   const auto stride = static_cast<std::int64_t>((row_bytes + 63) / 64 * 64);
   // Each thread needs memory for the rows of one panel.
@@ -186,11 +186,6 @@ std::int64_t CudaPlainPaddedBytes(DType dtype, std::uint32_t n, std::uint32_t k,
                                   DType activations) {
   return WeightMemory::PaddedBytes(std::int64_t{n} * k *
                                    DTypeSize(internal::CudaPlainType(dtype, activations)));
-}
-
-absl::StatusOr<PackedLinear> AllocatePackedLinear(const Backend& backend, DType dtype,
-                                                  std::uint32_t n, std::uint32_t k) {
-  return Allocate(backend, dtype, n, k);
 }
 
 absl::StatusOr<PackedLinear> PackLinearWeight(const Backend& backend, const void* w, DType dtype,

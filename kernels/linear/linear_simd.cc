@@ -24,22 +24,17 @@ namespace quire::kernels::HWY_NAMESPACE {
 constexpr std::size_t kPanel = PackedLinear::kPanel;
 static_assert(kPanel == kVirtualLanes);
 
-// ReadF32 and the structs after it read the weights of inputs 2j (even) and 2j + 1 (odd). `unit`
-// points to [2][16] (f32) or [16][2] (16-bit) values. `lane` is the first feature to read.
+// The following structs read weights of different types. Get returns the weights of input kInput of
+// a unit, which has kInputs inputs, for the features from `lane` on. A unit of f32 weights is
+// [2][16], a unit of 16-bit weights is [16][2].
 struct ReadF32 {
   using Unit = float;
   static constexpr bool kScaled = false;
   static constexpr std::size_t kInputs = 2;
+  static constexpr std::size_t kUnit = 2 * kPanel;
   template <std::size_t kInput>
   static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
-    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
-  }
-  static constexpr std::size_t kUnit = 2 * kPanel;
-  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
-    return hn::Load(DF(), unit + lane);
-  }
-  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
-    return hn::Load(DF(), unit + kPanel + lane);
+    return hn::Load(DF(), unit + kInput * kPanel + lane);
   }
   static HWY_INLINE VF Sort(VF sum) { return sum; }
 };
@@ -47,16 +42,11 @@ struct ReadBF16 {
   using Unit = std::uint32_t;
   static constexpr bool kScaled = false;
   static constexpr std::size_t kInputs = 2;
+  static constexpr std::size_t kUnit = kPanel;
   template <std::size_t kInput>
   static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
-    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
-  }
-  static constexpr std::size_t kUnit = kPanel;
-  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
-    return EvenBF16(hn::Load(DU(), unit + lane));
-  }
-  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
-    return OddBF16(hn::Load(DU(), unit + lane));
+    const VU pairs = hn::Load(DU(), unit + lane);
+    return kInput == 0 ? EvenBF16(pairs) : OddBF16(pairs);
   }
   static HWY_INLINE VF Sort(VF sum) { return sum; }
 };
@@ -64,10 +54,6 @@ struct ReadF16 {
   using Unit = std::uint32_t;
   static constexpr bool kScaled = false;
   static constexpr std::size_t kInputs = 2;
-  template <std::size_t kInput>
-  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
-    return kInput == 0 ? Even(unit, lane) : Odd(unit, lane);
-  }
   static constexpr std::size_t kUnit = kPanel;
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   // Two conversion instructions serve both even and odd inputs. The shuffle that separates them
@@ -76,8 +62,9 @@ struct ReadF16 {
     const auto* const pairs = reinterpret_cast<const hwy::float16_t*>(unit + lane);
     return hn::PromoteTo(DF(), hn::Load(hn::Rebind<hwy::float16_t, DF>(), pairs + half * kLanes));
   }
-  template <int kPattern>
-  static HWY_INLINE VF Part(const Unit* unit, std::size_t lane) {
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    constexpr int kPattern = kInput == 0 ? 0x88 : 0xdd;
     const VF low = Half(unit, lane, 0);
     const VF high = Half(unit, lane, 1);
 #if HWY_TARGET == HWY_AVX2
@@ -85,12 +72,6 @@ struct ReadF16 {
 #else
     return VF{_mm512_shuffle_ps(low.raw, high.raw, kPattern)};
 #endif
-  }
-  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
-    return Part<0x88>(unit, lane);
-  }
-  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
-    return Part<0xdd>(unit, lane);
   }
   static HWY_INLINE VF Sort(VF sum) {
 #if HWY_TARGET == HWY_AVX2
@@ -101,11 +82,10 @@ struct ReadF16 {
 #endif
   }
 #else
-  static HWY_INLINE VF Even(const Unit* unit, std::size_t lane) {
-    return EvenF16(hn::Load(DU(), unit + lane));
-  }
-  static HWY_INLINE VF Odd(const Unit* unit, std::size_t lane) {
-    return OddF16(hn::Load(DU(), unit + lane));
+  template <std::size_t kInput>
+  static HWY_INLINE VF Get(const Unit* unit, std::size_t lane) {
+    const VU pairs = hn::Load(DU(), unit + lane);
+    return kInput == 0 ? EvenF16(pairs) : OddF16(pairs);
   }
   static HWY_INLINE VF Sort(VF sum) {
     return sum;

@@ -33,10 +33,9 @@ DType PackedLinear::dtype() const {
                                  return int8.group == k_ && !int8.has_zero_points ? DType::kF32
                                                                                   : DType::kF16;
                                },
-                               [](const Int4Weights&) { return DType::kF16; },
-                               [](const GgmlWeights&) { return DType::kF16; },
                                [](const Fp8Weights&) { return DType::kF32; },
-                               [](const Fp4Weights&) { return DType::kBF16; }},
+                               [](const Fp4Weights&) { return DType::kBF16; },
+                               [](const auto&) { return DType::kF16; }},
                     encoding_);
 }
 
