@@ -97,20 +97,13 @@ bool SupportsFp8Product(const QuantizedShape& shape) {
 }
 
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape) {
-  const bool four_bits =
-      shape.format == WeightFormat::kInt4 || shape.format == WeightFormat::kFp4E2M1;
   const std::int64_t padded_n = std::int64_t{cuda::LinearTilesN(shape.n)} * cuda::kLinearTileN;
   const std::int64_t padded_k = std::int64_t{cuda::LinearTilesK(shape.k)} * cuda::kLinearTileK;
   const std::int64_t scale =
       shape.scale_per_feature() || shape.format == WeightFormat::kFp8E4M3 ? 4 : 2;
-  return {.codes = padded_n * padded_k / (four_bits ? 2 : 1),
+  return {.codes = padded_n * padded_k / (cuda::HasFourBits(shape.format) ? 2 : 1),
           .scales = shape.num_groups() * padded_n * (scale + (shape.has_min ? 1 : 0)),
           .act_order = shape.has_act_order ? std::int64_t{shape.k} * 4 : 0};
-}
-
-std::int64_t CudaQuantizedBytes(const QuantizedShape& shape) {
-  const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
-  return parts.codes + parts.scales + parts.act_order;
 }
 
 std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape) {
@@ -523,13 +516,6 @@ std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k
                                          bool has_act_order) {
   // Groups of 16 need the most scales and sums.
   return LayoutOf(num_rows, (std::int64_t{k} + 15) / 16 * 16, 16, has_act_order).bytes;
-}
-
-void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
-                            bool has_act_order) {
-  QUIRE_CHECK(backend.cuda() == nullptr);
-  const std::int64_t bytes = QuantizedLinearScratchBytes(num_rows, k, has_act_order);
-  backend.op_workspace().Reserve(static_cast<std::size_t>(bytes));
 }
 
 namespace {

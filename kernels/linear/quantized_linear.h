@@ -39,10 +39,9 @@ struct CudaQuantizedParts {
   std::int64_t codes = 0;
   std::int64_t scales = 0;  // scales and zero points
   std::int64_t act_order = 0;
+  std::int64_t total() const { return codes + scales + act_order; }
 };
 CudaQuantizedParts CudaQuantizedPartsOf(const QuantizedShape& shape);
-// Returns the sum of all arrays of CudaQuantizedPartsOf.
-std::int64_t CudaQuantizedBytes(const QuantizedShape& shape);
 // Returns the bytes of a WeightMemory that the arrays of CudaQuantizedPartsOf use, padding
 // included.
 std::int64_t CudaQuantizedPaddedBytes(const QuantizedShape& shape);
@@ -80,17 +79,14 @@ absl::StatusOr<PackedLinear> AllocateQuantizedLinear(const QuantizedShape& shape
 void QuantizeRow(WeightFormat format, std::uint32_t group, std::span<const float> row,
                  const QuantizedRow& out);
 
-// Reserves the backend's scratch memory for Linear with int8 activations, for up to `num_rows` rows
-// of up to `k` inputs in any integer format. Later calls then do not allocate. If `has_act_order`,
-// also reserves memory for permuted rows. REQUIRES: the backend is the CPU.
-void ReserveQuantizedLinear(const Backend& backend, std::uint32_t num_rows, std::uint32_t k,
-                            bool has_act_order = false);
-// Returns the bytes that ReserveQuantizedLinear allocates for a backend without scratch memory.
+// Returns the bytes of Backend::op_workspace that Linear uses with int8 activations, for up to
+// `num_rows` rows of up to `k` inputs in any integer format. If `has_act_order`, they include
+// memory for permuted rows.
 std::int64_t QuantizedLinearScratchBytes(std::uint32_t num_rows, std::uint32_t k,
                                          bool has_act_order = false);
 
 // Returns the bytes of each Backend::workspace that Linear uses with integer weights and f32
-// activations. Permuted rows use the memory of ReserveQuantizedLinear.
+// activations. Permuted rows are in Backend::op_workspace (QuantizedLinearScratchBytes).
 std::int64_t DequantizedThreadBytes(std::uint32_t k);
 
 // Returns the encoding of integer weights of this shape. `act_order` is empty without

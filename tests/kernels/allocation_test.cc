@@ -138,7 +138,8 @@ TEST(AllocationTest, IntegerLinearStaysWithinItsReservation) {
                             std::fill(out.scales.begin(), out.scales.end(), 1.0f);
                           });
     ASSERT_TRUE(packed.ok());
-    ReserveQuantizedLinear(*backend, kRows, kInputs);
+    (*backend).op_workspace().Reserve(
+        static_cast<std::size_t>(QuantizedLinearScratchBytes(kRows, kInputs)));
     const int before = allocations;
     for (const std::uint32_t rows : {1u, 3u, 8u, 9u, kRows}) {
       ASSERT_TRUE(Linear(*backend, {.x = x.data(),

@@ -81,7 +81,7 @@ TEST(CodedLinearCudaTest, QuantizedWeightsAgreeWithDouble) {
     const Quantized made = MakeQuantized(shape);
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(shape));
+    EXPECT_EQ(packed->size_bytes(), CudaQuantizedPartsOf(shape).total());
     for (const std::uint32_t rows : {1u, 8u, 33u}) {
       const Inputs in(rows, shape.n, shape.k, DType::kBF16);
       const auto exact = Exact(in.x, made.worth, in.bias, in.residual, rows, shape.n, shape.k);
@@ -121,7 +121,7 @@ TEST(CodedLinearCudaTest, SharedAllocationDoesNotChangeBits) {
       for (const QuantizedShape& shape : kCodedShapes) {
         auto packed = MakeQuantized(shape).Pack(*cuda, from);
         ASSERT_TRUE(packed.ok()) << packed.status();
-        EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(shape));
+        EXPECT_EQ(packed->size_bytes(), CudaQuantizedPartsOf(shape).total());
         to->push_back(*std::move(packed));
       }
       pack_plain(*to, from);

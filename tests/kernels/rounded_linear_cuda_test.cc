@@ -154,7 +154,7 @@ TEST(LinearFp8Sm90Test, RowsAreNearDoublePrecision) {
     const Quantized made = MakeQuantized(c.shape);
     const auto packed = made.Pack(*cuda);
     ASSERT_TRUE(packed.ok()) << packed.status();
-    EXPECT_EQ(packed->size_bytes(), CudaQuantizedBytes(c.shape));
+    EXPECT_EQ(packed->size_bytes(), CudaQuantizedPartsOf(c.shape).total());
     EXPECT_EQ(packed->has_row_major_fp8(), (*cuda).cuda()->has_sm90a());
     const Inputs in(c.rows, c.shape.n, c.shape.k, kBF16);
     const std::vector<float> rounded = RoundedRows(in.x, c.shape.k);

@@ -180,7 +180,7 @@ absl::Status MeasureQuantizedWeights(benchmark::State& state, Gpu& gpu, const Qu
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(2));
   const SyntheticWeights codes(shape);
-  const std::int64_t bytes = CudaQuantizedBytes(shape);
+  const std::int64_t bytes = CudaQuantizedPartsOf(shape).total();
   std::vector<PackedLinear> weights;
   for (std::size_t i = 0; i < CopiesBeyondCache(gpu, bytes); ++i) {
     QUIRE_ASSIGN_OR_RETURN(
@@ -409,7 +409,7 @@ absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
   }
   state.SetLabel(std::string(WeightFormatName(shape.format)));
   return MeasureGroups(state, gpu, weights, static_cast<std::uint32_t>(state.range(5)),
-                       static_cast<double>(CudaQuantizedBytes(shape)));
+                       static_cast<double>(CudaQuantizedPartsOf(shape).total()));
 }
 // Qwen3-30B-A3B: gate and up for one token, 64 tokens and a prompt.
 BENCHMARK(Run<GroupedProducts>)

@@ -198,7 +198,8 @@ void IntLinear(benchmark::State& state, bool has_zero_points, bool has_act_order
         },
         order));
   }
-  ReserveQuantizedLinear(bench.backend, rows, k, has_act_order);
+  bench.backend.op_workspace().Reserve(
+      static_cast<std::size_t>(QuantizedLinearScratchBytes(rows, k, has_act_order)));
   const auto x = Random(std::size_t{rows} * k);
   std::vector<float> y(std::size_t{rows} * n);
   std::size_t next = 0;
