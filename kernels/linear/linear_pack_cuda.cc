@@ -184,119 +184,32 @@ class TilePacker {
   std::optional<InvalidZeroPoint> invalid_zero_point_;
 };
 
-}  // namespace
-
-namespace {
-
-// Packs matrices for CUDA.
-class CudaLinearPacker {
- public:
-  static absl::StatusOr<PackedLinear> Plain(const Backend& backend,
-                                            std::span<const WeightRows> sources, DType dtype,
-                                            std::uint32_t k, const CudaPacking& packing) {
-    std::uint32_t n = 0;
-    for (const WeightRows& source : sources) n += source.num_rows;
-    PlainWeights plain{.dtype = internal::CudaPlainType(dtype, packing.activations)};
-    const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(plain.dtype);
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(n * row_bytes, packing.memory));
-    auto* to = static_cast<std::byte*>(data.data());
-    for (const WeightRows& source : sources) {
-      const std::int64_t elements = std::int64_t{source.num_rows} * k;
-      if (plain.dtype != dtype) {
-        QUIRE_RETURN_IF_ERROR(
-            UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data, dtype, elements));
-      } else {
-        QUIRE_RETURN_IF_ERROR(Upload(backend, to, source.data, source.num_rows * row_bytes));
-      }
-      to += source.num_rows * row_bytes;
-    }
-    if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Supports(plain.dtype, n, k)) {
-      QUIRE_ASSIGN_OR_RETURN(plain.library_plans, backend.cuda()->cublaslt->Pin(n, k));
-    }
-    if (plain.dtype == DType::kBF16 && k % 8 == 0) {
-      plain.map = MapOf(*backend.cuda(), {data.data(), plain.dtype, n, k});
-    }
-    return PackedLinear(n, k, std::move(plain), std::move(data));
+WeightEncoding EncodingOf(const QuantizedShape& shape, WeightMap map, DeviceBuffer act_order) {
+  if (shape.format == WeightFormat::kFp4E2M1) return Fp4Weights{};
+  if (shape.format != WeightFormat::kFp8E4M3) {
+    return IntegerEncodingOf(shape, std::move(act_order));
   }
+  return Fp8Weights{.group = shape.group,
+                    .product = map != nullptr                ? Fp8Product::kTensorCores
+                               : shape.quantizes_activations ? Fp8Product::kQuantizedActivations
+                                                             : Fp8Product::kWeightOnly,
+                    .map = std::move(map)};
+}
 
-  // Packs a few feature tiles at a time, at least one per thread, to limit temporary host memory.
-  static absl::StatusOr<PackedLinear> Quantized(const Backend& backend, const QuantizedShape& shape,
-                                                TilePacker::Source source,
-                                                std::span<const std::uint32_t> order,
-                                                WeightMemory* memory) {
-    constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
-    const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
-    const std::int64_t tiles = cuda::LinearTilesN(shape.n);
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(parts.codes, memory));
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer scales, TakeOrAllocate(parts.scales, memory));
-    QUIRE_ASSIGN_OR_RETURN(DeviceBuffer act_order, TakeOrAllocate(parts.act_order, memory));
-    WeightMap map;
-    if (SupportsFp8Product(shape)) {
-      map = MapOf(*backend.cuda(), {data.data(), DType::kF8E4M3, shape.n, shape.k});
-    }
-    TilePacker packer(shape, /*is_row_major=*/map != nullptr, source);
-    const std::int64_t row_bytes = packer.row_bytes();
-    QUIRE_CHECK(parts.codes == tiles * row_bytes &&
-                parts.scales == static_cast<std::int64_t>(packer.scales().size()));
-    auto* const to = static_cast<std::byte*>(data.data());
-    const std::int64_t tiles_per_piece =
-        std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
-    std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * row_bytes));
-    for (std::int64_t first = 0; first < tiles; first += tiles_per_piece) {
-      const std::int64_t count = std::min(tiles - first, tiles_per_piece);
-      std::fill(piece.begin(), piece.end(), std::uint8_t{0});
-      const double work = static_cast<double>(row_bytes) * 4;
-      backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * row_bytes);
-        }
-      });
-      QUIRE_RETURN_IF_ERROR(
-          Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
-    }
-    if (packer.invalid_zero_point()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k,
-          "] have zero point ", packer.invalid_zero_point()->zero, " in row ",
-          packer.invalid_zero_point()->row, ", GPUs support 0 to ", packer.max_zero_point()));
-    }
-    QUIRE_RETURN_IF_ERROR(Upload(backend, scales.data(), packer.scales().data(), parts.scales));
-    if (shape.has_act_order) {
-      QUIRE_RETURN_IF_ERROR(Upload(backend, act_order.data(), order.data(), parts.act_order));
-    }
-    return PackedLinear(shape.n, shape.k, EncodingOf(shape, std::move(map), std::move(act_order)),
-                        std::move(data), std::move(scales));
-  }
+// Returns the map with which the kernels of compute capability 9.0 read the matrix, or null.
+WeightMap MapOf(const CudaContext& context, const internal::WeightRowsShape& weight) {
+  if (!context.has_sm90a()) return nullptr;
+  absl::StatusOr<WeightMap> map = internal::MapWeightsSm90(context, weight);
+  if (map.ok()) return *std::move(map);
+  internal::LogPortableFallback(map.status());
+  return nullptr;
+}
 
- private:
-  static WeightEncoding EncodingOf(const QuantizedShape& shape, WeightMap map,
-                                   DeviceBuffer act_order) {
-    if (shape.format == WeightFormat::kFp4E2M1) return Fp4Weights{};
-    if (shape.format != WeightFormat::kFp8E4M3) {
-      return IntegerEncodingOf(shape, std::move(act_order));
-    }
-    return Fp8Weights{.group = shape.group,
-                      .product = map != nullptr                ? Fp8Product::kTensorCores
-                                 : shape.quantizes_activations ? Fp8Product::kQuantizedActivations
-                                                               : Fp8Product::kWeightOnly,
-                      .map = std::move(map)};
-  }
-
-  // Returns the map with which the kernels of compute capability 9.0 read the matrix, or null.
-  static WeightMap MapOf(const CudaContext& context, const internal::WeightRowsShape& weight) {
-    if (!context.has_sm90a()) return nullptr;
-    absl::StatusOr<WeightMap> map = internal::MapWeightsSm90(context, weight);
-    if (map.ok()) return *std::move(map);
-    internal::LogPortableFallback(map.status());
-    return nullptr;
-  }
-
-  static absl::StatusOr<DeviceBuffer> TakeOrAllocate(std::int64_t bytes, WeightMemory* memory) {
-    if (bytes == 0) return DeviceBuffer();
-    if (memory != nullptr) return memory->Take(bytes);
-    return DeviceBuffer::Allocate(MemoryKind::kDevice, bytes);
-  }
-};
+absl::StatusOr<DeviceBuffer> TakeOrAllocate(std::int64_t bytes, WeightMemory* memory) {
+  if (bytes == 0) return DeviceBuffer();
+  if (memory != nullptr) return memory->Take(bytes);
+  return DeviceBuffer::Allocate(MemoryKind::kDevice, bytes);
+}
 
 }  // namespace
 
@@ -305,14 +218,77 @@ namespace internal {
 absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
                                             std::span<const WeightRows> sources, DType dtype,
                                             std::uint32_t k, const CudaPacking& packing) {
-  return CudaLinearPacker::Plain(backend, sources, dtype, k, packing);
+  std::uint32_t n = 0;
+  for (const WeightRows& source : sources) n += source.num_rows;
+  PlainWeights plain{.dtype = CudaPlainType(dtype, packing.activations)};
+  const std::int64_t row_bytes = std::int64_t{k} * DTypeSize(plain.dtype);
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(n * row_bytes, packing.memory));
+  auto* to = static_cast<std::byte*>(data.data());
+  for (const WeightRows& source : sources) {
+    const std::int64_t elements = std::int64_t{source.num_rows} * k;
+    if (plain.dtype != dtype) {
+      QUIRE_RETURN_IF_ERROR(
+          UploadRounded(backend, reinterpret_cast<BF16*>(to), source.data, dtype, elements));
+    } else {
+      QUIRE_RETURN_IF_ERROR(Upload(backend, to, source.data, source.num_rows * row_bytes));
+    }
+    to += source.num_rows * row_bytes;
+  }
+  if (backend.cuda()->cublaslt != nullptr && cuda::CublasLt::Supports(plain.dtype, n, k)) {
+    QUIRE_ASSIGN_OR_RETURN(plain.library_plans, backend.cuda()->cublaslt->Pin(n, k));
+  }
+  if (plain.dtype == DType::kBF16 && k % 8 == 0) {
+    plain.map = MapOf(*backend.cuda(), {data.data(), plain.dtype, n, k});
+  }
+  return PackedLinear(n, k, std::move(plain), std::move(data));
 }
 
+// Packs a few feature tiles at a time, at least one per thread, to limit temporary host memory.
 absl::StatusOr<PackedLinear> PackQuantizedCuda(
     const Backend& backend, const QuantizedShape& shape,
     absl::FunctionRef<void(std::uint32_t row, const QuantizedRow& out)> source,
     std::span<const std::uint32_t> order, WeightMemory* memory) {
-  return CudaLinearPacker::Quantized(backend, shape, source, order, memory);
+  constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
+  const CudaQuantizedParts parts = CudaQuantizedPartsOf(shape);
+  const std::int64_t tiles = cuda::LinearTilesN(shape.n);
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer data, TakeOrAllocate(parts.codes, memory));
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer scales, TakeOrAllocate(parts.scales, memory));
+  QUIRE_ASSIGN_OR_RETURN(DeviceBuffer act_order, TakeOrAllocate(parts.act_order, memory));
+  WeightMap map;
+  if (SupportsFp8Product(shape)) {
+    map = MapOf(*backend.cuda(), {data.data(), DType::kF8E4M3, shape.n, shape.k});
+  }
+  TilePacker packer(shape, /*is_row_major=*/map != nullptr, source);
+  const std::int64_t row_bytes = packer.row_bytes();
+  QUIRE_CHECK(parts.codes == tiles * row_bytes &&
+              parts.scales == static_cast<std::int64_t>(packer.scales().size()));
+  auto* const to = static_cast<std::byte*>(data.data());
+  const std::int64_t tiles_per_piece =
+      std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
+  std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * row_bytes));
+  for (std::int64_t first = 0; first < tiles; first += tiles_per_piece) {
+    const std::int64_t count = std::min(tiles - first, tiles_per_piece);
+    std::fill(piece.begin(), piece.end(), std::uint8_t{0});
+    const double work = static_cast<double>(row_bytes) * 4;
+    backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * row_bytes);
+      }
+    });
+    QUIRE_RETURN_IF_ERROR(Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
+  }
+  if (packer.invalid_zero_point()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        WeightFormatName(shape.format), " weights [", shape.n, ", ", shape.k, "] have zero point ",
+        packer.invalid_zero_point()->zero, " in row ", packer.invalid_zero_point()->row,
+        ", GPUs support 0 to ", packer.max_zero_point()));
+  }
+  QUIRE_RETURN_IF_ERROR(Upload(backend, scales.data(), packer.scales().data(), parts.scales));
+  if (shape.has_act_order) {
+    QUIRE_RETURN_IF_ERROR(Upload(backend, act_order.data(), order.data(), parts.act_order));
+  }
+  return PackedLinear(shape.n, shape.k, EncodingOf(shape, std::move(map), std::move(act_order)),
+                      std::move(data), std::move(scales));
 }
 
 namespace {
