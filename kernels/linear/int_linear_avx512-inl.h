@@ -51,6 +51,13 @@ QUIRE_INLINE void ComputeTile(const IntLinearArgs& args, const Groups& groups, c
   }
 }
 
+// Functions for tiles of 1 to 8 rows and one panel.
+template <class Isa, Form kForm>
+constexpr decltype(&ComputeTile<Isa, 1, 1, kForm>) kPanelTiles[8] = {
+    ComputeTile<Isa, 1, 1, kForm>, ComputeTile<Isa, 2, 1, kForm>, ComputeTile<Isa, 3, 1, kForm>,
+    ComputeTile<Isa, 4, 1, kForm>, ComputeTile<Isa, 5, 1, kForm>, ComputeTile<Isa, 6, 1, kForm>,
+    ComputeTile<Isa, 7, 1, kForm>, ComputeTile<Isa, 8, 1, kForm>};
+
 // Computes all rows of one panel, with up to 8 rows per tile.
 template <class Isa, Form kForm>
 QUIRE_INLINE void ComputePanel(const IntLinearArgs& args, const Groups& groups,
@@ -59,32 +66,7 @@ QUIRE_INLINE void ComputePanel(const IntLinearArgs& args, const Groups& groups,
   for (std::uint32_t row = 0; row < args.num_rows; row += 8) {
     const std::uint32_t rows = Least(args.num_rows - row, 8);
     const Place at = {row, row, BlockRows(rows), 0, args.k, panel, 0, 1, 0, 0};
-    switch (rows) {
-      case 8:
-        ComputeTile<Isa, 8, 1, kForm>(args, groups, at, memory);
-        break;
-      case 7:
-        ComputeTile<Isa, 7, 1, kForm>(args, groups, at, memory);
-        break;
-      case 6:
-        ComputeTile<Isa, 6, 1, kForm>(args, groups, at, memory);
-        break;
-      case 5:
-        ComputeTile<Isa, 5, 1, kForm>(args, groups, at, memory);
-        break;
-      case 4:
-        ComputeTile<Isa, 4, 1, kForm>(args, groups, at, memory);
-        break;
-      case 3:
-        ComputeTile<Isa, 3, 1, kForm>(args, groups, at, memory);
-        break;
-      case 2:
-        ComputeTile<Isa, 2, 1, kForm>(args, groups, at, memory);
-        break;
-      default:
-        ComputeTile<Isa, 1, 1, kForm>(args, groups, at, memory);
-        break;
-    }
+    kPanelTiles<Isa, kForm>[rows - 1](args, groups, at, memory);
   }
 }
 
