@@ -16,7 +16,7 @@
 //
 // This is f32 arithmetic that reads subnormal operands as zeros and replaces subnormal results by
 // zeros. The sign of a total that is zero is unspecified. With an act-order permutation, inputs are
-// in the order of the packed weights. Then y = (total + bias) + residual, in ordinary f32
+// in the order of the packed weights. The result is y = (total + bias) + residual, in ordinary f32
 // arithmetic.
 //
 // Except for NaNs, the totals have the bits of the AMX instruction tdpbf16ps (Intel's Software
@@ -54,16 +54,18 @@ namespace internal {
 // fill L1 (32 KiB). The panels of a group share the rows of x that are in L2.
 inline constexpr std::int64_t kBlock = 32;    // inputs of one tile product
 inline constexpr std::int64_t kRowTile = 16;  // rows of a tile
+// Number of inputs of a part. Weights are dequantized and multiplied one part at a time.
 inline constexpr std::int64_t kPartInputs = 512;
-// With ordered pairs and up to kSequentialElements elements of x, which fit in an L2 of 1 MiB, all
-// inputs are one part, so that memory is read in order. With more elements a part has
-// kOrderedPartInputs inputs, so that the panels of a group use a part of x while it is in L2.
+// With ordered pairs (packed_linear.h) and up to kSequentialElements elements of x, which fit in an
+// L2 of 1 MiB, all inputs are one part, so that memory is read in order. With more elements a part
+// has kOrderedPartInputs inputs, so that the panels of a group use a part of x while it is in L2.
 inline constexpr std::size_t kSequentialElements = std::size_t{384} << 10;
 inline constexpr std::int64_t kOrderedPartInputs = 256;
 inline constexpr std::int64_t kPanelGrain = 4;  // panels of the smallest group
 inline constexpr std::int64_t kMaxTiles = 32;   // row tiles that share dequantized weights
 
-// Returns the number of panels of a group.
+// Returns the number of panels of a group. A thread computes a part for all panels of a group, then
+// the next part.
 constexpr std::int64_t GroupPanels(std::int64_t k) {
   return k < 4096 ? 4 : 16;
 }
@@ -93,9 +95,8 @@ float FlushedAdd(float a, float b);
 // Writes a panel of integer weights as f32, [K][16]. Up to 7 inputs beyond K are written, too.
 void DequantizePanelF32(const PackedLinear& weight, std::int64_t panel, float* to);
 
-// Rounds row m of params.x to bf16 and stores its blocks of 32 inputs 16 * 32 elements apart. This
-// is the layout of a row in a tile of 16 rows, [ceil(K / 32)][16][32]. `row` is temporary memory
-// for K floats.
+// Rounds row m of params.x to bf16. `to` is the row's first element in a tile of 16 rows,
+// [ceil(K / 32)][16][32]. `row` is temporary memory for K floats.
 void RoundRowToTile(const LinearParams& params, std::int64_t m, std::uint16_t* to, float* row);
 
 // Returns true if LinearBf16 orders the rows for `multiply` (Bf16Product::x_is_ordered). `multiply`

@@ -11,9 +11,10 @@
 // rate.
 //
 // All inputs of an ordered panel in a product are multiplied before the next panel, so that memory
-// is read in order. At 40 to 50 GB/s this gave 1.2 to 1.3 times the bandwidth of jumps between
-// panels every 16 KiB, at 64 to 85 GB/s 0.97 to 1.33 times. Tiles prefetch the next weights,
-// because out-of-order execution alone keeps too few loads in flight.
+// is read in order. On machines that read 40 to 50 GB/s, this was 1.2 to 1.3 times as fast as a
+// change of panels every 16 KiB. On machines that read 64 to 85 GB/s, it was 0.97 to 1.33 times as
+// fast. Tiles prefetch the next weights, because out-of-order execution alone keeps too few loads
+// in flight.
 
 #include "kernels/linear/bf16_product.h"
 
@@ -31,17 +32,17 @@ namespace {
 constexpr std::int64_t kRows = 16;            // rows of a row tile
 constexpr std::int64_t kTile = kRows * 32;    // elements of a bf16 tile
 constexpr std::int64_t kTotals = kRows * 16;  // elements of a tile of totals
-// Blocks of inputs for which more than 8 rows are multiplied at once. Two panels and 32 rows fill
-// two thirds of an L1 of 48 KiB. The next panels replace the previous ones.
+// Number of blocks of inputs that products of more than 8 rows multiply at a time. Two panels and
+// 32 rows fill two thirds of an L1 of 48 KiB. The next panels replace the previous ones.
 constexpr std::int64_t kManyRowsBlocks = 8;
-// Blocks of inputs for which all panels are multiplied in turn by up to 8 rows, if the weights are
-// not ordered.
+// Number of blocks of inputs that products of up to 8 rows multiply at a time, panel by panel, if
+// the weights are not ordered.
 constexpr std::int64_t kFewRowsBlocks = 16;
 constexpr std::int64_t kBlocksAhead = 8;  // distance of prefetches in ordered panels, up to 8 rows
 constexpr int kLines = 16;                // cache lines of a bf16 tile
 constexpr int kMaxRows = 6;               // rows whose sums with two panels fit in registers
-// Cache lines of each next panel that a tile prefetches in a block. Products of more than
-// kFewLinesRows rows have at least 6 tiles, which prefetch kFewLines.
+// Numbers of cache lines of each next panel that a tile prefetches per block of inputs. Products of
+// more than kFewLinesRows rows have at least 6 tiles, so each tile prefetches only kFewLines.
 constexpr int kManyLines = 8;
 constexpr int kFewLines = 3;
 constexpr std::int64_t kFewLinesRows = 28;

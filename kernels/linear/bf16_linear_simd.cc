@@ -141,8 +141,9 @@ void WidenE4M3Panel(const PackedLinear& weight, std::size_t panel, std::size_t k
   }
 }
 
-// How integers become weights. A stored integer u is first converted to the float v = base + u,
-// with base 256 for 8 bits and 16 for 4 bits. The upper bits of the mantissa of v are u.
+// The ways to convert integers to weights. A stored integer u is first converted to the float
+// v = base + u, with base 256 for 8 bits and 16 for 4 bits. The upper bits of the mantissa of v are
+// u.
 enum class IntScale {
   kF16,         // v * scale + addend; products of f16 scales and small integers are exact
   kMin,         // (v - base) * scale + addend

@@ -28,8 +28,8 @@ struct Bf16Product {
   // True: the weights have ordered pairs (packed_linear.h), and x_is_ordered is true. Only
   // kBf16MultiplyAvx512Bf16 reads them.
   bool w_is_ordered = false;
-  // Probably the first weight of the next product. It is only prefetched and may point beyond the
-  // matrix. Null: none.
+  // The address that the next product probably reads first. It is only prefetched and may be beyond
+  // the matrix. Null: none.
   const std::uint16_t* next_w = nullptr;
 };
 
@@ -46,8 +46,8 @@ extern const Bf16MultiplyFn kBf16MultiplyAvx512Bf16;
 // vdpbf16ps.
 using Bf16OrderFn = void (*)(std::uint16_t* x, std::int64_t num_blocks);
 extern const Bf16OrderFn kBf16OrderAvx512Bf16;
-// Returns the faster of the two functions above for the selected instruction set. Returns null if
-// neither is available, or if Bf16MultiplyVectors is faster.
+// Returns kBf16MultiplyAmx or kBf16MultiplyAvx512Bf16, whichever is faster on the selected
+// instruction set. Returns null if neither is available, or if Bf16MultiplyVectors is faster.
 Bf16MultiplyFn ChosenBf16Multiply();
 // Returns the function that multiplies in vectors of the selected instruction set. Null if the
 // instruction set has no fused multiply-add that flushes subnormal numbers.

@@ -26,8 +26,8 @@ struct CublasLtApi;
 //
 // Place:      owned by a Backend in kFast, used by Linear and PackLinearWeights.
 // Invariants: one algorithm per (N, K, type of y). Pin chooses it with the library's heuristic for
-//             kPinnedRows rows, without a split of K. It is used for every number of rows. Matmul
-//             neither chooses algorithms nor allocates.
+//             kPinnedRows rows, without a split of K. The same algorithm is used for every number
+//             of rows. Matmul neither chooses algorithms nor allocates.
 // Threads:    any thread may call Pin; only the thread that enqueues may call Matmul.
 // Lifetime:   must not outlive the stream; plans are valid until the CublasLt is destroyed.
 class CublasLt {

@@ -39,8 +39,8 @@ bool HasAlignedRows(const HeadLinearParams& params) {
   return address % 16 == 0 && params.x_stride % 8 == 0 && params.x_head_stride % 8 == 0;
 }
 
-// True if one launch computes all heads. This includes kFast, because cuBLASLt would need a launch
-// per head.
+// True if one launch computes all heads. kFast does not matter, because cuBLASLt would need a
+// launch per head.
 bool IsOneLaunch(const HeadLinearParams& params) {
   const auto even = [](const void* p, std::int64_t stride, std::int64_t head_stride) {
     return reinterpret_cast<std::uintptr_t>(p) % 4 == 0 && stride % 2 == 0 && head_stride % 2 == 0;

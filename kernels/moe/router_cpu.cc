@@ -1,4 +1,5 @@
-// The router, row by row. It takes microseconds, the products of the experts take milliseconds.
+// The router, row by row. Routing takes microseconds, whereas the products of the experts take
+// milliseconds.
 
 #include <algorithm>
 #include <cstddef>
@@ -80,8 +81,8 @@ void KeepGroups(const RouterParams& params, const Row& row) {
   for (std::uint32_t g = 0; g < params.groups; ++g) {
     row.groups[g] = GroupScore(params.group_score, row.choice.subspan(g * per_group, per_group));
   }
-  // Here open[g] is 1 while group g has not been selected. The last loop of this function
-  // overwrites it.
+  // The first entries of row.open are used for groups: entry g is 1 until group g is selected. The
+  // last loop of this function overwrites them.
   const std::span<std::uint8_t> unselected = row.open.first(params.groups);
   std::fill(unselected.begin(), unselected.end(), std::uint8_t{1});
   for (std::uint32_t i = 0; i < params.groups_kept; ++i)

@@ -1,4 +1,4 @@
-// Memory traffic per element: 8 bytes in and 4 out with a residual, 4 in and 4 out without. A row
+// Memory traffic per element: 8 bytes in and 8 out with a residual, 4 in and 4 out without. A row
 // stays in L1 between the two passes. The residual addition is fused, because the norm reads the
 // row anyway.
 

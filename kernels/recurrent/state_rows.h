@@ -33,6 +33,7 @@ struct StateRows {
   }
 
   // The following functions REQUIRE that the row has tokens.
+
   // Returns the state before the row's tokens, or null if it is zero.
   QUIRE_HOST_DEVICE const float* before(std::uint32_t row) const {
     return positions[row_offsets[row]] == 0 ? nullptr : At(slots.state_in[row]);

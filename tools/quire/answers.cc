@@ -63,8 +63,8 @@ v1::GenerateRequest MakeRequest(int number, std::int32_t vocab) {
   NumberSequence numbers(number);
   v1::GenerateRequest request;
   v1::TokenIds* const prompt = request.mutable_token_ids();
-  // Half of the requests begin with one of four prefixes of 80 tokens: a page of 64 tokens, and 16
-  // tokens.
+  // Half of the requests begin with one of four prefixes of 80 tokens, a page of 64 tokens and 16
+  // more.
   const std::int32_t prefix = numbers.Below(8);
   if (prefix < 4) AppendTokens(NumberSequence(1'000'000 + prefix), 80, vocab, prompt);
   AppendTokens(NumberSequence(2'000'000 + number), 1 + numbers.Below(48), vocab, prompt);

@@ -61,8 +61,8 @@ class Answer {
   RequestSample End(CURLcode result) {
     RequestSample sample = clock_.End();
     sample.input_tokens = prompt_tokens_;
-    // Uses the server's token count if it reports one. Events are no substitute: an event may have
-    // several tokens, and a token that ends within a character may have none.
+    // Prefers the token count that the server reports. Counting texts is inexact: a text may have
+    // several tokens, and a token that ends within a character has no text.
     if (total_tokens_ > 0) sample.output_tokens = total_tokens_;
     sample.cancelled = cancelled_;
     if (cancelled_) return sample;
@@ -271,7 +271,7 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["model"] = model;
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
-    // Field names of vLLM. A token that ends within a character has an id before it has text.
+    // These names are those of vLLM. A token that ends within a character has an id but no text.
     body["return_token_ids"] = true;
     if (!request.schema.empty()) body["structured_outputs"]["json"] = schema;
   }

@@ -147,7 +147,7 @@ RunResult RunOpen(const Workload& workload, const TargetFactory& targets, const 
   const auto start = SteadyClock::now();
   OpenLoop loop(targets, options.concurrency, options.count, start, stop);
   for (std::size_t i = 0; i < times.size(); ++i) {
-    // Created before its send time, since creating a long prompt takes a while.
+    // Creates the request before its send time, because creating a long prompt takes a while.
     LoadRequest request = workload.Request(options.first + static_cast<std::int64_t>(i));
     const auto time = start + std::chrono::duration_cast<SteadyClock::duration>(
                                   std::chrono::duration<double>(std::min(times[i], kMaxSeconds)));

@@ -72,7 +72,7 @@ class Canvas {
   std::string body_;
 };
 
-// Returns the smallest 1, 2 or 5 times a power of ten that is at least `value`, or 1 for 0.
+// Rounds `value` up to 1, 2 or 5 times a power of ten. Returns 1 for 0.
 double RoundUp(double value) {
   if (value <= 0) return 1;
   const double power = std::pow(10, std::floor(std::log10(value)));
@@ -173,7 +173,7 @@ void DrawPercentiles(const std::vector<std::vector<BenchRun>>& subjects, const L
   }
 }
 
-// Activity of a server over time. Its runs follow one another.
+// Activity of a server over time, with its runs one after the other.
 struct Timeline {
   double seconds = 0;
   std::vector<double> tokens = std::vector<double>(kBuckets);  // output tokens per bucket

@@ -272,7 +272,7 @@ void AddCommonOptions(CLI::App* app, CommonOptions* options) {
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  // One connection per channel, so that threads of `bench` do not share one.
+  // Gives each channel a separate connection, so that threads of `bench` do not share one.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectBackoffMs);
   const bool is_plain = !UsesTls(options) || absl::StartsWith(address, "unix:");

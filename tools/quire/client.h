@@ -38,9 +38,9 @@ inline constexpr int kCannotConnect = 3;
 // The code that shells use for SIGINT.
 inline constexpr int kInterrupted = 130;
 
-// Returns the default path of quired's admin socket (docs/config.md, server.admin.listen). This is
-// in the first directory that contains the socket: /run/quire, $XDG_RUNTIME_DIR/quire, or quire-UID
-// in the temporary directory. If none contains it, the path is in /run/quire. The last two
+// Returns the default address of quired's admin socket (docs/config.md, server.admin.listen). Looks
+// for the socket in /run/quire, $XDG_RUNTIME_DIR/quire, and quire-UID in the temporary directory,
+// in this order. If no directory has the socket, returns its address in /run/quire. The last two
 // directories are skipped, with a message on standard error, if they are not private
 // (CheckPrivateDir). `port_offset` is the --port-offset of the daemon.
 std::string DefaultAdminAddress(int port_offset = 0);
@@ -109,7 +109,8 @@ class InterruptGuard {
   std::thread thread_;
 };
 
-// Each function registers subcommands. The chosen one stores its exit code in `*exit_code`.
+// Each function registers subcommands. The subcommand that runs stores its exit code in
+// `*exit_code`.
 void AddGenerate(CLI::App* app, const CommonOptions* common, int* exit_code);
 // chat, render
 void AddChat(CLI::App* app, const CommonOptions* common, int* exit_code);

@@ -167,7 +167,7 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
                .peak_pss_bytes = memory.Stop(),
                .samples = std::move(result.samples)};
   if (workload.is_open()) {
-    // The rate of a trace is its average rate.
+    // For a trace, reports the average rate.
     const double span = workload.SendTimes(plan.requests).back();
     run.request_rate = plan.trace.empty() ? load.rate
                        : span > 0         ? static_cast<double>(plan.requests - 1) / span

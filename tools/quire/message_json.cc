@@ -25,7 +25,7 @@ constexpr std::int64_t kMaxExactInteger = std::int64_t{1} << 53;
 
 void ConvertMessage(const Descriptor& type, ordered_json* json);
 
-// Converts one value of the field. If the field is a list or a map, this is one of its values.
+// Converts a value of the field. If the field is a list or a map, `json` is one of its values.
 void ConvertValue(const FieldDescriptor& field, ordered_json* json) {
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
     ConvertMessage(*field.message_type(), json);

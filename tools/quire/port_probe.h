@@ -19,8 +19,8 @@ enum class PortKind {
   kTls,         // a TLS handshake succeeds
 };
 
-// Connects to `host_port` up to twice, for an HTTP/1.1 request or a TLS handshake, each with a
-// limit of two seconds. Certificates are not verified, and no credentials are sent.
+// Connects to `host_port` up to twice, for HTTP/1.1 requests or a TLS handshake. Each attempt takes
+// up to two seconds. Certificates are not verified, and no credentials are sent.
 PortKind ProbePort(const std::string& host_port);
 
 // Returns what answers at `host_port` and which option or key to use instead, for a client that

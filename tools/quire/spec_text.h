@@ -1,7 +1,7 @@
 #pragma once
 
 // Describes the computation of a model in words, for `quire inspect` and `quire plan`.
-// models::DumpSpec has every number instead.
+// models::DumpSpec prints every number.
 //
 // Threads: any; pure functions.
 

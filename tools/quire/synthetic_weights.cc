@@ -192,8 +192,8 @@ std::uint64_t MakeStream(std::uint64_t seed, std::size_t tensor) {
   return SplitMix(SplitMix(seed) + static_cast<std::uint64_t>(tensor));
 }
 
-// Returns which row (or column) of the Hugging Face file is row (or column) `at` of the GGUF file.
-// The tensor has `count` rows (or columns).
+// Returns the row (or column) of the Hugging Face file that is row (or column) `at` of the GGUF
+// file. The tensor has `count` rows (or columns).
 std::uint64_t SourceOfValueHeads(const ValueHeads& heads, std::uint64_t count, std::uint64_t at) {
   if (heads.size == 0 || at < heads.first) return at;
   const std::uint64_t key_heads = (count - heads.first) / heads.size / heads.per_key;
