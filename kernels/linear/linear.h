@@ -29,7 +29,7 @@ struct WeightRows {
   std::uint32_t num_rows;
 };
 
-// How an unquantized matrix is packed for a GPU. The CPU ignores this struct.
+// Specifies how an unquantized matrix is packed for a GPU. The CPU ignores this struct.
 struct CudaPacking {
   // The dtype of x in Linear. Tensor cores multiply equal types, so with bf16 activations weights
   // of other dtypes are rounded to bf16.

@@ -55,7 +55,7 @@ struct GgmlWeights {
   std::uint32_t group = 0;
 };
 
-// How Linear multiplies by fp8 weights.
+// Specifies how Linear multiplies by fp8 weights.
 enum class Fp8Product : std::uint8_t {
   kWeightOnly,            // activations keep their dtype
   kQuantizedActivations,  // activations are first quantized to e4m3, row by row (fp8_rows.h)
@@ -148,8 +148,8 @@ class PackedLinear {
   std::int64_t size_bytes() const;
   const void* data() const { return data_.data(); }
   const void* scales() const { return scales_.data(); }  // null for PlainWeights
-  // Return the memory of the elements and that of the scales. Packed files (model.packed_dir) store
-  // the contents of both. REQUIRES: packed for the CPU.
+  // These functions return the memory of the elements and of the scales. Packed files
+  // (model.packed_dir) store the contents of both. REQUIRES: packed for the CPU.
   std::span<std::byte> element_memory() const { return data_.bytes(); }
   std::span<std::byte> scale_memory() const { return scales_.bytes(); }
   // Returns W[n][k] as f32, for references and tests. REQUIRES: packed for the CPU.

@@ -16,7 +16,7 @@ enum class RouterScore : std::uint8_t {
   kSigmoidChosen,  // selects by the logit; weights are 1 / (1 + exp(-logit))
 };
 
-// How the values choice[e] of a group's experts (see Router) are combined into the group's score.
+// Specifies how a group's score is computed from the values choice[e] of its experts (see Router).
 enum class RouterGroupScore : std::uint8_t { kMax, kTop2Sum };
 
 struct RouterParams {
