@@ -147,28 +147,8 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t LinearZeroIndexOf(std::uint32_t featur
   return feature / 16 * 16 + feature % 8 * 2 + feature % 16 / 8;
 }
 
-struct LinearPlace {
-  std::uint32_t feature;  // in the tile
-  std::uint32_t input;
-};
-constexpr LinearPlace LinearPlaceOf(WeightFormat format, std::uint32_t value_index) {
-  std::uint32_t value = value_index % 8;
-  if (format == WeightFormat::kInt4) value = value % 4 * 2 + value / 4;
-  std::uint32_t rest = value_index / 8;
-  const std::uint32_t steps = HasFourBits(format) ? 4 : 2;
-  std::uint32_t step = rest % steps;
-  rest /= steps;
-  const std::uint32_t lane = rest % 32;
-  rest /= 32;
-  const std::uint32_t block = rest % 8;
-  step += rest / 8 * steps;
-  return {block * 16 + lane / 4 + ((value & 2) != 0 ? 8u : 0u),
-          step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
-}
-
-// Returns the index of a value in a tile. It is the inverse of LinearPlaceOf: LinearPlaceOf(format,
-// LinearIndexOf(format, f, i)) is {f, i}. The index is the sum of LinearIndexOf(format, f, 0) and
-// LinearIndexOf(format, 0, i).
+// Returns the index of a value in a tile. It is the sum of LinearIndexOf(format, feature, 0) and
+// LinearIndexOf(format, 0, input).
 QUIRE_HOST_DEVICE constexpr std::uint32_t LinearIndexOf(WeightFormat format, std::uint32_t feature,
                                                         std::uint32_t input) {
   const bool is_int4 = format == WeightFormat::kInt4;

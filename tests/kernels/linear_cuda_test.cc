@@ -243,12 +243,32 @@ TEST(LinearReductionTest, SplitDependsOnShapesOnly) {
   }
 }
 
+struct LinearPlace {
+  std::uint32_t feature;  // in the tile
+  std::uint32_t input;
+};
+// Returns the place of a value, given its index in the tile.
+LinearPlace LinearPlaceOf(WeightFormat format, std::uint32_t value_index) {
+  std::uint32_t value = value_index % 8;
+  if (format == WeightFormat::kInt4) value = value % 4 * 2 + value / 4;
+  std::uint32_t rest = value_index / 8;
+  const std::uint32_t steps = cuda::HasFourBits(format) ? 4 : 2;
+  std::uint32_t step = rest % steps;
+  rest /= steps;
+  const std::uint32_t lane = rest % 32;
+  rest /= 32;
+  const std::uint32_t block = rest % 8;
+  step += rest / 8 * steps;
+  return {block * 16 + lane / 4 + ((value & 2) != 0 ? 8u : 0u),
+          step * 16 + lane % 4 * 2 + (value & 1) + ((value & 4) != 0 ? 8u : 0u)};
+}
+
 TEST(LinearReductionTest, PackedOrderContainsEveryWeightOnce) {
   for (const WeightFormat format :
        {WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kFp8E4M3, WeightFormat::kFp4E2M1}) {
     std::set<std::pair<std::uint32_t, std::uint32_t>> places;
     for (std::uint32_t i = 0; i < cuda::kLinearTileN * cuda::kLinearTileK; ++i) {
-      const cuda::LinearPlace place = cuda::LinearPlaceOf(format, i);
+      const LinearPlace place = LinearPlaceOf(format, i);
       ASSERT_LT(place.feature, cuda::kLinearTileN);
       ASSERT_LT(place.input, cuda::kLinearTileK);
       places.insert({place.feature, place.input});
