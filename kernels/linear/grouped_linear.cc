@@ -35,7 +35,6 @@ std::optional<LinearGroups> LinearGroupsOf(
                       .count = count};
   if (count > 1) {
     const PackedLinear& second = matrix_of(1);
-    if (!SameForm(first, second)) return std::nullopt;
     groups.data_distance = Distance(first.data(), second.data());
     groups.scale_distance = Distance(first.scales(), second.scales());
     groups.act_order_distance = Distance(first.act_order(), second.act_order());

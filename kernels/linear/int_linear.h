@@ -102,4 +102,7 @@ extern const IntLinearKernels kIntLinearAvx512Vnni;
 extern const IntLinearKernels kIntLinearAmx;
 extern const IntLinearKernels kIntLinearNeon;
 
+// Returns the kernels of ChosenLevel(), or of the next lower level that this machine supports.
+const IntLinearKernels& ChosenIntLinear();
+
 }  // namespace quire::kernels::internal

@@ -1,4 +1,4 @@
-#include "kernels/linear/int_linear_choice.h"
+// Chooses the integer matrix kernels for the instruction set of this process.
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "kernels/backend/isa.h"
+#include "kernels/linear/int_linear.h"
 
 namespace quire::kernels::internal {
 namespace {

@@ -13,7 +13,7 @@
 #include "kernels/kv_store/qkv_store.h"
 #include "kernels/linear/bf16_linear.h"
 #include "kernels/linear/fp8_linear.h"
-#include "kernels/linear/int_linear_choice.h"
+#include "kernels/linear/int_linear.h"
 #include "kernels/linear/linear_reduction.h"
 #include "kernels/linear/quantized_linear.h"
 

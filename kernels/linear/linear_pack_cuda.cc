@@ -300,14 +300,6 @@ absl::Status CheckActivations(DType x, DType y) {
                    ", supported are f32 x with f32 y, and bf16 x with f32 or bf16 y"));
 }
 
-// Row-major matrices are supported only with bf16 x.
-absl::Status CheckRowMajor(const PackedLinear& weight, DType x) {
-  if (x == DType::kBF16) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
-                                                 "] has x ", DTypeName(x),
-                                                 ", row-major weights require bf16 x"));
-}
-
 // True if x is permuted or quantized before the product. No weights need both.
 bool RewritesRows(const PackedLinear& weight) {
   return weight.act_order() != nullptr || weight.quantizes_activations();
@@ -339,8 +331,10 @@ absl::Status LinearCuda(const CudaContext& context, const LinearParams& params) 
   const DType x = params.x.dtype();
   QUIRE_RETURN_IF_ERROR(CheckActivations(x, params.y.dtype()));
   if (weight.has_row_major_fp8()) {
-    QUIRE_RETURN_IF_ERROR(CheckRowMajor(weight, x));
-    return LinearFp8Sm90Cuda(context, params);
+    if (x == DType::kBF16) return LinearFp8Sm90Cuda(context, params);
+    return absl::InvalidArgumentError(absl::StrCat("linear [", weight.n(), ", ", weight.k(),
+                                                   "] has x ", DTypeName(x),
+                                                   ", row-major weights require bf16 x"));
   }
   if (!RewritesRows(weight)) return RunLinear(context, params);
   const FloatPtr ordered(context.linear_workspace + cuda::kLinearPermutedOffset, x);
