@@ -78,25 +78,9 @@ bool Meets(const ServiceLevel& level, const RequestSample& sample) {
   return !level.e2e || sample.e2e_seconds <= *level.e2e;
 }
 
-struct Series {
-  std::vector<double> ttft, tpot, itl, itl_per_token, e2e;
-};
-
-void AddLatencies(const RequestSample& sample, Series* series) {
-  if (sample.messages > 0) series->ttft.push_back(sample.ttft_seconds);
-  if (HasTimePerOutputToken(sample)) series->tpot.push_back(TimePerOutputToken(sample));
-  for (std::size_t i = 0; i < sample.itl_seconds.size(); ++i) {
-    const std::int64_t tokens = i < sample.itl_tokens.size() ? sample.itl_tokens[i] : 1;
-    series->itl.push_back(sample.itl_seconds[i]);
-    series->itl_per_token.insert(series->itl_per_token.end(), static_cast<std::size_t>(tokens),
-                                 sample.itl_seconds[i] / static_cast<double>(tokens));
-  }
-  series->e2e.push_back(sample.e2e_seconds);
-}
-
 Summary Summarize(const BenchRun& run) {
   Summary summary;
-  Series series;
+  LatencySeconds latencies;
   for (const RequestSample& sample : run.samples) {
     summary.late += sample.late_seconds > kLateSeconds;
     summary.latest_seconds = std::max(summary.latest_seconds, sample.late_seconds);
@@ -113,13 +97,13 @@ Summary Summarize(const BenchRun& run) {
     summary.output_tokens += sample.output_tokens;
     summary.messages += sample.messages;
     summary.good += Meets(run.service_level, sample);
-    AddLatencies(sample, &series);
+    AddLatencies(sample, &latencies);
   }
-  summary.ttft = Describe(std::move(series.ttft));
-  summary.tpot = Describe(std::move(series.tpot));
-  summary.itl = Describe(std::move(series.itl));
-  summary.itl_per_token = Describe(std::move(series.itl_per_token));
-  summary.e2e = Describe(std::move(series.e2e));
+  summary.ttft = Describe(std::move(latencies.ttft));
+  summary.tpot = Describe(std::move(latencies.tpot));
+  summary.itl = Describe(std::move(latencies.itl));
+  summary.itl_per_token = Describe(std::move(latencies.itl_per_token));
+  summary.e2e = Describe(std::move(latencies.e2e));
   return summary;
 }
 
@@ -225,6 +209,19 @@ ordered_json Comparison(const std::vector<BenchRun>& ours, const std::vector<Ben
 }
 
 }  // namespace
+
+void AddLatencies(const RequestSample& sample, LatencySeconds* latencies) {
+  if (sample.messages > 0) latencies->ttft.push_back(sample.ttft_seconds);
+  if (HasTimePerOutputToken(sample)) latencies->tpot.push_back(TimePerOutputToken(sample));
+  for (std::size_t i = 0; i < sample.itl_seconds.size(); ++i) {
+    const std::int64_t tokens = i < sample.itl_tokens.size() ? sample.itl_tokens[i] : 1;
+    latencies->itl.push_back(sample.itl_seconds[i]);
+    latencies->itl_per_token.insert(latencies->itl_per_token.end(),
+                                    static_cast<std::size_t>(tokens),
+                                    sample.itl_seconds[i] / static_cast<double>(tokens));
+  }
+  latencies->e2e.push_back(sample.e2e_seconds);
+}
 
 double Percentile(const std::vector<double>& sorted, double p) {
   const double position = p / 100 * static_cast<double>(sorted.size() - 1);

@@ -36,6 +36,12 @@ struct RequestSample {
   double late_seconds = 0;               // open loop: delay after the planned send time
 };
 
+// The latencies of completed requests, as defined above.
+struct LatencySeconds {
+  std::vector<double> ttft, tpot, itl, itl_per_token, e2e;
+};
+void AddLatencies(const RequestSample& sample, LatencySeconds* latencies);
+
 // Latency limits of goodput, in seconds.
 struct ServiceLevel {
   std::optional<double> ttft, tpot, e2e;

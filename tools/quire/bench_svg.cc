@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -99,37 +100,22 @@ std::function<double(double)> DrawScale(const Box& box, double top, absl::string
 
 struct Latency {
   const char* name;
-  std::function<void(const RequestSample&, std::vector<double>*)> collect;  // seconds
+  std::vector<double> LatencySeconds::*values;
 };
-
-std::vector<Latency> Latencies() {
-  return {{"time to first token",
-           [](const RequestSample& sample, std::vector<double>* out) {
-             if (sample.messages > 0) out->push_back(sample.ttft_seconds);
-           }},
-          {"time per output token",
-           [](const RequestSample& sample, std::vector<double>* out) {
-             if (sample.messages < 2 || sample.output_tokens < 2) return;
-             out->push_back(sample.first_to_last_token_seconds /
-                            static_cast<double>(sample.output_tokens - 1));
-           }},
-          {"time between messages",
-           [](const RequestSample& sample, std::vector<double>* out) {
-             out->insert(out->end(), sample.itl_seconds.begin(), sample.itl_seconds.end());
-           }},
-          {"whole request", [](const RequestSample& sample, std::vector<double>* out) {
-             out->push_back(sample.e2e_seconds);
-           }}};
-}
+constexpr Latency kLatencies[] = {{"time to first token", &LatencySeconds::ttft},
+                                  {"time per output token", &LatencySeconds::tpot},
+                                  {"time between messages", &LatencySeconds::itl},
+                                  {"whole request", &LatencySeconds::e2e}};
 
 // Returns the values of all completed requests of a server in milliseconds, ascending.
 std::vector<double> Collect(const std::vector<BenchRun>& runs, const Latency& latency) {
-  std::vector<double> values;
+  LatencySeconds seconds;
   for (const BenchRun& run : runs) {
     for (const RequestSample& sample : run.samples) {
-      if (sample.ok && !sample.cancelled) latency.collect(sample, &values);
+      if (sample.ok && !sample.cancelled) AddLatencies(sample, &seconds);
     }
   }
+  std::vector<double> values = std::move(seconds.*latency.values);
   for (double& value : values) value *= 1e3;
   std::sort(values.begin(), values.end());
   return values;
@@ -287,12 +273,11 @@ void DrawHeader(const std::vector<std::vector<BenchRun>>& subjects, Canvas* canv
 std::string BenchSvg(const std::vector<std::vector<BenchRun>>& subjects) {
   Canvas canvas;
   DrawHeader(subjects, &canvas);
-  const std::vector<Latency> latencies = Latencies();
-  const double column = kWidth / static_cast<double>(latencies.size());
-  for (std::size_t i = 0; i < latencies.size(); ++i) {
+  const double column = kWidth / static_cast<double>(std::size(kLatencies));
+  for (std::size_t i = 0; i < std::size(kLatencies); ++i) {
     const Box box{static_cast<double>(i) * column + 46, kHeader + 10, column - 66,
                   kChartHeight - 50};
-    DrawPercentiles(subjects, latencies[i], box, &canvas);
+    DrawPercentiles(subjects, kLatencies[i], box, &canvas);
   }
   double top = kHeader + kChartHeight;
   for (std::size_t i = 0; i < subjects.size(); ++i) {
