@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -183,31 +184,24 @@ absl::StatusOr<BenchRun> RunOnce(const BenchPlan& plan, const Subject& subject,
 // A file that a run writes. It is opened before the load, which may take hours.
 class OutputFile {
  public:
-  explicit OutputFile(const std::string& path)
-      : path_(path), file_(path.empty() ? nullptr : std::fopen(path.c_str(), "w")) {}
-  ~OutputFile() {
-    if (file_ != nullptr) std::fclose(file_);
+  explicit OutputFile(const std::string& path) : path_(path) {
+    if (!path.empty()) file_.open(path, std::ios::binary);
   }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
 
   absl::Status status() const {
-    return path_.empty() || file_ != nullptr ? absl::OkStatus() : Error();
+    return file_ ? absl::OkStatus()
+                 : absl::FailedPreconditionError(absl::StrCat("cannot write ", path_));
   }
   absl::Status Write(const std::string& text) {
-    if (file_ == nullptr) return status();
-    const bool written = std::fwrite(text.data(), 1, text.size(), file_) == text.size();
-    const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-    return written && closed ? absl::OkStatus() : Error();
+    if (path_.empty()) return absl::OkStatus();
+    file_ << text;
+    file_.close();
+    return status();
   }
 
  private:
-  absl::Status Error() const {
-    return absl::FailedPreconditionError(absl::StrCat("cannot write ", path_));
-  }
-
-  std::string path_;
-  std::FILE* file_;
+  const std::string path_;
+  std::ofstream file_;
 };
 
 // Returns exit code 1 if a request failed, and prints the first error of each server.
