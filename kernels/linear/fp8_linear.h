@@ -7,10 +7,8 @@
 // conversion by F. Giesen, fgiesen.wordpress.com, 2012.
 
 #include <cstdint>
-#include <span>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend/backend.h"
 #include "kernels/linear/linear.h"

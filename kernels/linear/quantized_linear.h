@@ -9,7 +9,6 @@
 // integers inside a group, so every instruction set with fused multiply-add computes the same bits.
 // On GPUs activations are not quantized, and q + min is converted to bf16 without loss.
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 

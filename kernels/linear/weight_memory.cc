@@ -1,7 +1,5 @@
 #include "kernels/linear/weight_memory.h"
 
-#include <utility>
-
 #include "base/check.h"
 #include "base/status.h"
 

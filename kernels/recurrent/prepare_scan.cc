@@ -1,7 +1,5 @@
 #include "kernels/recurrent/prepare_scan.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 
 namespace quire::kernels {

@@ -1,7 +1,6 @@
 // Each row of q and k is read twice and stays in L1. A decay costs an exp of a_log, a softplus and
 // an exp, about 70 instructions per register.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -3,9 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
-#include <chrono>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -3,13 +3,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/json_text.h"
-#include "base/status.h"
 #include "tools/quire/bench_target.h"
 #include "tools/quire/curl_handle.h"
 #include "tools/quire/port_probe.h"

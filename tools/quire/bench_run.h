@@ -9,11 +9,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "tools/quire/bench_load.h"
 #include "tools/quire/bench_report.h"
 #include "tools/quire/bench_target.h"

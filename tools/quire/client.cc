@@ -28,7 +28,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/private_dir.h"
-#include "base/status.h"
 #include "server/config/validator.h"
 #include "tools/quire/address.h"
 #include "tools/quire/message_json.h"

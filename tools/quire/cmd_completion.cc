@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "server/config/flags.h"
 #include "tools/quire/cli_tree.h"
 #include "tools/quire/client.h"

@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -85,7 +84,7 @@ absl::string_view BlockGroup(models::BlockKind block) {
 }
 
 // Returns true for expert tensors of GGUF files, whose names lack the prefix of the MoE block.
-bool IsOfExperts(const models::TensorNames& names, absl::string_view name) {
+bool IsExpertTensor(const models::TensorNames& names, absl::string_view name) {
   if (!names.moe.empty()) return false;
   const bool is_shared =
       names.shared.empty() && IsPartOfAny(name, {names.shared_mlp_gate, names.shared_mlp_up,
@@ -99,7 +98,7 @@ absl::string_view LayerGroup(const models::TensorNames& names, absl::string_view
   if (names.moe.empty() && IsPartOfAny(name, {names.router_norm, names.expert_scale})) {
     return "router";
   }
-  if (IsOfExperts(names, name)) return "experts";
+  if (IsExpertTensor(names, name)) return "experts";
   if (names.moe.empty() && IsPartOfAny(name, {names.router})) return "router";
   models::ForEachTensor([&](models::BlockKind block, const models::TensorInfo& info) {
     const absl::string_view block_group = BlockGroup(block);

@@ -1,7 +1,6 @@
 #include "tools/quire/plan_report.h"
 
 #include <CLI/CLI.hpp>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
