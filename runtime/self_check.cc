@@ -41,9 +41,10 @@ absl::Status CleanUp(SelfCheckContext* context) {
 
 }  // namespace
 
-SelfCheckContext::SelfCheckContext(const SelfCheckParams& params, absl::Duration limit,
-                                   SelfCheckReport* report)
+SelfCheckContext::SelfCheckContext(const SelfCheckParams& params, const kernels::Backend& cpu,
+                                   absl::Duration limit, SelfCheckReport* report)
     : params_(params),
+      cpu_(cpu),
       stream_(*params.backend->cuda()->stream),
       deadline_(MonotonicNow() + limit),
       report_(report),
@@ -168,6 +169,17 @@ std::vector<float> RandomValues(std::size_t count, std::uint64_t seed) {
   return values;
 }
 
+std::vector<float> RepeatedRows(std::uint32_t rows, std::uint32_t patterns, std::uint32_t columns,
+                                std::uint64_t seed) {
+  const std::vector<float> distinct = RandomValues(std::size_t{patterns} * columns, seed);
+  std::vector<float> values;
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    const auto first = distinct.begin() + row % patterns * columns;
+    values.insert(values.end(), first, first + columns);
+  }
+  return values;
+}
+
 double RelativeError(std::span<const float> a, std::span<const float> b) {
   QUIRE_CHECK(a.size() == b.size());
   double apart = 0, size = 0;
@@ -202,7 +214,9 @@ absl::Status RunSelfCheck(const SelfCheckParams& params, absl::Duration limit,
                           SelfCheckReport* report) {
   QUIRE_CHECK(params.backend->cuda() != nullptr);
   QUIRE_RETURN_IF_ERROR(UseDevice(params.backend->device()));
-  SelfCheckContext context(params, limit, report);
+  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
+                         kernels::Backend::Create(Device::Cpu(), params.backend->pool()));
+  SelfCheckContext context(params, cpu, limit, report);
   absl::Status status = CheckProducts(&context);
   if (status.ok()) status = CheckAttention(&context);
   if (status.ok()) status = CheckSelection(&context);

@@ -268,6 +268,8 @@ class AttentionCheck {
   absl::Status PoisonPages();
   absl::Status UploadTable(std::span<const Sequence> sequences);
   absl::Status Store();
+  // Takes `count` rows of activations. They repeat kTokenPatterns random rows.
+  absl::StatusOr<FloatPtr> TakeRows(std::uint32_t count, std::uint32_t width, std::uint64_t seed);
   absl::StatusOr<StoreArrays> PrepareStore(std::uint32_t first, std::uint32_t count);
   absl::Status LaunchStore(const kernels::Backend& backend, const StoreArrays& stored,
                            const kernels::AnyKvView& keys, const kernels::AnyKvView& values);
@@ -351,42 +353,37 @@ absl::Status AttentionCheck::UploadTable(std::span<const Sequence> sequences) {
       static_cast<std::int64_t>(table.size() * sizeof(std::uint32_t)));
 }
 
+absl::StatusOr<FloatPtr> AttentionCheck::TakeRows(std::uint32_t count, std::uint32_t width,
+                                                  std::uint64_t seed) {
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
+                         context_->TakeFloats(context_->activation(), kTokenPatterns * width));
+  QUIRE_ASSIGN_OR_RETURN(const FloatPtr rows,
+                         context_->TakeFloats(context_->activation(), std::int64_t{count} * width));
+  QUIRE_RETURN_IF_ERROR(
+      context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * width, seed)));
+  QUIRE_RETURN_IF_ERROR(context_->Repeat(rows.data(), patterns.data(), kTokenPatterns,
+                                         width * activation_bytes(), 0, count));
+  return rows;
+}
+
 absl::StatusOr<AttentionCheck::StoreArrays> AttentionCheck::PrepareStore(std::uint32_t first,
                                                                          std::uint32_t count) {
   context_->Free();
   StoreArrays stored{.first = first, .count = count, .rows = {}, .latents = {}, .queries = {}};
   const std::uint32_t pairs = std::max(shape_.rotary / 2, 1u);
-  std::vector<std::int32_t> positions(count), token_rows(count, 0);
-  for (std::uint32_t i = 0; i < count; ++i) positions[i] = static_cast<std::int32_t>(first + i);
-  const std::uint32_t offsets[2] = {0, count};
-  const auto take = [&](const auto& values, auto** to) -> absl::Status {
-    const auto bytes = static_cast<std::int64_t>(std::size(values) * sizeof(values[0]));
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, context_->Take(bytes));
-    *to = reinterpret_cast<std::decay_t<decltype(**to)>*>(memory);
-    return context_->Copy(memory, std::data(values), bytes);
-  };
-  QUIRE_RETURN_IF_ERROR(take(positions, &stored.positions));
-  QUIRE_RETURN_IF_ERROR(take(token_rows, &stored.token_rows));
-  QUIRE_RETURN_IF_ERROR(take(offsets, &stored.row_offsets));
+  std::vector<std::int32_t> positions(count);
+  std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(first));
   const std::vector<float> none(std::size_t{count} * pairs, 0.0f);
-  QUIRE_RETURN_IF_ERROR(take(none, &stored.cosines));
-  QUIRE_RETURN_IF_ERROR(take(none, &stored.sines));
-  const auto rows = [&](std::uint32_t width, std::uint64_t seed) -> absl::StatusOr<FloatPtr> {
-    QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
-                           context_->TakeFloats(context_->activation(), kTokenPatterns * width));
-    QUIRE_ASSIGN_OR_RETURN(
-        const FloatPtr memory,
-        context_->TakeFloats(context_->activation(), std::int64_t{count} * width));
-    QUIRE_RETURN_IF_ERROR(
-        context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * width, seed)));
-    QUIRE_RETURN_IF_ERROR(context_->Repeat(memory.data(), patterns.data(), kTokenPatterns,
-                                           width * activation_bytes(), 0, count));
-    return memory;
-  };
-  QUIRE_ASSIGN_OR_RETURN(stored.rows, rows(row_width(), 3));
+  QUIRE_ASSIGN_OR_RETURN(stored.positions, context_->Upload(positions));
+  QUIRE_ASSIGN_OR_RETURN(stored.token_rows, context_->Upload(std::vector<std::int32_t>(count)));
+  QUIRE_ASSIGN_OR_RETURN(stored.row_offsets,
+                         context_->Upload(std::vector<std::uint32_t>{0, count}));
+  QUIRE_ASSIGN_OR_RETURN(stored.cosines, context_->Upload(none));
+  QUIRE_ASSIGN_OR_RETURN(stored.sines, context_->Upload(none));
+  QUIRE_ASSIGN_OR_RETURN(stored.rows, TakeRows(count, row_width(), 3));
   if (shape_.is_mla) {
-    QUIRE_ASSIGN_OR_RETURN(stored.latents, rows(shape_.head_size, 4));
-    QUIRE_ASSIGN_OR_RETURN(stored.queries, rows(shape_.width, 5));
+    QUIRE_ASSIGN_OR_RETURN(stored.latents, TakeRows(count, shape_.head_size, 4));
+    QUIRE_ASSIGN_OR_RETURN(stored.queries, TakeRows(count, shape_.width, 5));
   }
   return stored;
 }
@@ -476,32 +473,21 @@ absl::Status AttentionCheck::ComputeAngles(const StoreArrays& stored, bool repor
 absl::StatusOr<std::string> AttentionCheck::CompareStore(const StoreArrays& stored,
                                                          std::uint32_t count) {
   const std::uint32_t pages = (count + geometry_.page_size - 1) / geometry_.page_size;
-  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
-                         kernels::Backend::Create(Device::Cpu(), backend_.pool()));
   HostPageSet host(geometry_, pages, /*batch_size=*/1);
   QUIRE_RETURN_IF_ERROR(host.Create());
   for (std::uint32_t i = 0; i < pages; ++i) host.row(0)[i] = 1 + i;
-  const auto repeat = [&](std::uint32_t width, std::uint64_t seed) {
-    const std::vector<float> patterns = RandomValues(std::size_t{kTokenPatterns} * width, seed);
-    std::vector<float> rows;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const auto first = patterns.begin() + i % kTokenPatterns * width;
-      rows.insert(rows.end(), first, first + width);
-    }
-    return rows;
-  };
-  std::vector<float> rows = repeat(row_width(), 3);
+  std::vector<float> rows = RepeatedRows(count, kTokenPatterns, row_width(), 3);
   std::vector<float> latents, queries;
   if (shape_.is_mla) {
-    latents = repeat(shape_.head_size, 4);
-    queries = repeat(shape_.width, 5);
+    latents = RepeatedRows(count, kTokenPatterns, shape_.head_size, 4);
+    queries = RepeatedRows(count, kTokenPatterns, shape_.width, 5);
   }
   const std::int64_t angles = std::int64_t{count} * std::max(shape_.rotary / 2, 1u);
   QUIRE_ASSIGN_OR_RETURN(std::vector<float> cosines,
                          context_->DownloadFloats(stored.cosines, angles));
   QUIRE_ASSIGN_OR_RETURN(std::vector<float> sines, context_->DownloadFloats(stored.sines, angles));
   std::uint32_t offsets[2] = {0, count};
-  QUIRE_RETURN_IF_ERROR(LaunchStore(cpu,
+  QUIRE_RETURN_IF_ERROR(LaunchStore(context_->cpu(),
                                     {.count = count,
                                      .row_offsets = offsets,
                                      .cosines = cosines.data(),
@@ -599,22 +585,11 @@ absl::StatusOr<AttentionCheck::LaunchArrays> AttentionCheck::Prepare(
   arrays.num_rows = offsets.back();
   arrays.num_keys = KeysOf(sequences);
   arrays.batch_size = static_cast<std::uint32_t>(sequences.size());
-  const auto bytes = static_cast<std::int64_t>(offsets.size() * sizeof(std::uint32_t));
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, context_->Take(bytes));
-  QUIRE_RETURN_IF_ERROR(context_->Copy(memory, offsets.data(), bytes));
-  arrays.row_offsets = reinterpret_cast<const std::uint32_t*>(memory);
-  QUIRE_ASSIGN_OR_RETURN(const FloatPtr patterns,
-                         context_->TakeFloats(context_->activation(), kTokenPatterns * q_stride()));
-  QUIRE_ASSIGN_OR_RETURN(
-      arrays.q,
-      context_->TakeFloats(context_->activation(), std::int64_t{arrays.num_rows} * q_stride()));
+  QUIRE_ASSIGN_OR_RETURN(arrays.row_offsets, context_->Upload(offsets));
+  QUIRE_ASSIGN_OR_RETURN(arrays.q, TakeRows(arrays.num_rows, q_stride(), 6));
   QUIRE_ASSIGN_OR_RETURN(
       arrays.out,
       context_->TakeFloats(context_->activation(), std::int64_t{arrays.num_rows} * out_stride()));
-  QUIRE_RETURN_IF_ERROR(
-      context_->UploadFloats(patterns, RandomValues(std::size_t{kTokenPatterns} * q_stride(), 6)));
-  QUIRE_RETURN_IF_ERROR(context_->Repeat(arrays.q.data(), patterns.data(), kTokenPatterns,
-                                         q_stride() * activation_bytes(), 0, arrays.num_rows));
   return arrays;
 }
 
@@ -722,8 +697,6 @@ absl::StatusOr<std::vector<float>> AttentionCheck::ScalarReference(const LaunchA
 // Copies the pages to the host and attends to them on the CPU.
 absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const Sequence> sequences,
                                                                 const LaunchArrays& arrays) {
-  QUIRE_ASSIGN_OR_RETURN(const kernels::Backend cpu,
-                         kernels::Backend::Create(Device::Cpu(), backend_.pool()));
   HostPageSet host(geometry_, pages_, arrays.batch_size);
   QUIRE_RETURN_IF_ERROR(host.Create());
   for (std::uint32_t page = 1; page <= pages_; ++page) {
@@ -758,7 +731,7 @@ absl::StatusOr<std::vector<float>> AttentionCheck::CpuReference(std::span<const 
   params.out = FloatPtr(out.data());
   params.row_offsets = offsets.data();
   params.sinks = sinks.empty() ? nullptr : sinks.data();
-  QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(cpu, params));
+  QUIRE_RETURN_IF_ERROR(kernels::PagedAttention(context_->cpu(), params));
   return DefinedColumns(out);
 }
 
@@ -779,10 +752,8 @@ absl::StatusOr<std::string> AttentionCheck::CompareWithSingleSequences(
     alone.num_keys = KeysOf(one);
     alone.batch_size = 1;
     const std::int64_t mark = context_->used();
-    const std::uint32_t offsets[2] = {0, alone.num_rows};
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const memory, context_->Take(sizeof(offsets)));
-    QUIRE_RETURN_IF_ERROR(context_->Copy(memory, offsets, sizeof(offsets)));
-    alone.row_offsets = reinterpret_cast<const std::uint32_t*>(memory);
+    QUIRE_ASSIGN_OR_RETURN(alone.row_offsets,
+                           context_->Upload(std::vector<std::uint32_t>{0, alone.num_rows}));
     QUIRE_RETURN_IF_ERROR(Plan(one, is_prompt, alone));
     QUIRE_ASSIGN_OR_RETURN(const std::vector<float> result, Result(alone, Kernel::kServed));
     context_->Release(mark);

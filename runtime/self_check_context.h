@@ -5,7 +5,7 @@
 // Place:      used by RunSelfCheck and its parts only.
 // Invariants: memory is taken from the arrays of StepBuffers that precede token_rows.
 // Threads:    one.
-// Lifetime:   the parameters, the report and the memory that they name outlive it.
+// Lifetime:   the arguments of the constructor and the memory that they name outlive it.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
+#include "base/status.h"
 #include "base/stream.h"
 #include "kernels/backend/float_ptr.h"
 #include "runtime/self_check.h"
@@ -31,10 +32,13 @@ inline constexpr std::uint32_t kPatterns = 7;
 
 class SelfCheckContext {
  public:
-  SelfCheckContext(const SelfCheckParams& params, absl::Duration limit, SelfCheckReport* report);
+  // `cpu` computes references on the host.
+  SelfCheckContext(const SelfCheckParams& params, const kernels::Backend& cpu, absl::Duration limit,
+                   SelfCheckReport* report);
 
   const SelfCheckParams& params() const { return params_; }
   const kernels::CudaContext& cuda() const { return *params_.backend->cuda(); }
+  const kernels::Backend& cpu() const { return cpu_; }
   DType activation() const { return params_.limits.activation; }
   SelfCheckWork& work() { return report_->work; }
 
@@ -47,6 +51,14 @@ class SelfCheckContext {
   // Returns aligned memory, or RESOURCE_EXHAUSTED with the needed and available bytes.
   absl::StatusOr<std::byte*> Take(std::int64_t bytes);
   absl::StatusOr<kernels::FloatPtr> TakeFloats(DType dtype, std::int64_t count);
+  // Takes memory and copies `values` to it.
+  template <typename T>
+  absl::StatusOr<T*> Upload(const std::vector<T>& values) {
+    const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
+    QUIRE_ASSIGN_OR_RETURN(std::byte* const to, Take(bytes));
+    QUIRE_RETURN_IF_ERROR(Copy(to, values.data(), bytes));
+    return reinterpret_cast<T*>(to);
+  }
 
   // Waits for the device. Returns DEADLINE_EXCEEDED after the limit of the check.
   absl::Status Wait();
@@ -72,6 +84,7 @@ class SelfCheckContext {
 
  private:
   const SelfCheckParams& params_;
+  const kernels::Backend& cpu_;
   const Stream& stream_;
   const absl::Time deadline_;
   SelfCheckReport* const report_;
@@ -84,6 +97,10 @@ class SelfCheckContext {
 
 // Returns reproducible numbers in [-2, 2), which bf16 represents exactly.
 std::vector<float> RandomValues(std::size_t count, std::uint64_t seed);
+
+// Returns `rows` random rows, of which row i equals row i % patterns.
+std::vector<float> RepeatedRows(std::uint32_t rows, std::uint32_t patterns, std::uint32_t columns,
+                                std::uint64_t seed);
 
 // Returns element i of stored values as f32.
 template <typename T>

@@ -56,17 +56,6 @@ absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, 
   return absl::OkStatus();
 }
 
-// Returns `rows` rows, of which row i equals row i % kPatterns.
-std::vector<float> RepeatedRows(std::uint32_t rows, std::uint32_t columns, std::uint64_t seed) {
-  const std::vector<float> patterns = RandomValues(std::size_t{kPatterns} * columns, seed);
-  std::vector<float> values;
-  for (std::uint32_t row = 0; row < rows; ++row) {
-    const auto first = patterns.begin() + row % kPatterns * columns;
-    values.insert(values.end(), first, first + columns);
-  }
-  return values;
-}
-
 double LimitOf(DType dtype) {
   return dtype == DType::kBF16 ? 4e-3 : 1e-5;
 }
@@ -89,8 +78,7 @@ struct EmbeddingTable {
 
 // Looks up kPatterns tokens, spread evenly over the vocabulary, or fewer if fewer rows fit. The CPU
 // looks the tokens up in a copy of their table rows.
-absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& cpu,
-                            const EmbeddingTable& table) {
+absl::Status CheckEmbedding(SelfCheckContext* context, const EmbeddingTable& table) {
   context->Free();
   const std::uint32_t rows = CountFittingRows(*context, table.columns);
   kernels::KernelCheck check{
@@ -122,32 +110,28 @@ absl::Status CheckEmbedding(SelfCheckContext* context, const kernels::Backend& c
                                   .hidden = table.columns,
                                   .num_rows = rows,
                                   .scale = table.scale};
-  QUIRE_RETURN_IF_ERROR(kernels::Embedding(cpu, params));
-  const auto token_bytes = static_cast<std::int64_t>(tokens.size() * sizeof(tokens[0]));
-  QUIRE_ASSIGN_OR_RETURN(std::byte* const device_tokens, context->Take(token_bytes));
-  QUIRE_RETURN_IF_ERROR(context->Copy(device_tokens, tokens.data(), token_bytes));
+  QUIRE_RETURN_IF_ERROR(kernels::Embedding(context->cpu(), params));
+  QUIRE_ASSIGN_OR_RETURN(params.tokens, context->Upload(tokens));
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr y, context->TakeFloats(DType::kF32, count));
   params.table = table.rows;
-  params.tokens = reinterpret_cast<const std::int32_t*>(device_tokens);
   params.y = y.f32();
   params.vocab = table.vocab;
   return CompareRows(context, std::move(check), y, rows, table.columns, want,
                      [&] { return kernels::Embedding(*context->params().backend, params); });
 }
 
-absl::Status CheckEmbeddings(SelfCheckContext* context, const kernels::Backend& cpu) {
+absl::Status CheckEmbeddings(SelfCheckContext* context) {
   const models::ModelSpec& spec = *context->params().spec;
   const models::Weights& weights = *context->params().weights;
-  QUIRE_RETURN_IF_ERROR(CheckEmbedding(context, cpu,
-                                       {.kernel = "embedding",
-                                        .rows = weights.embedding(),
-                                        .dtype = weights.embedding_dtype(),
-                                        .vocab = spec.vocab_size,
-                                        .columns = spec.hidden,
-                                        .scale = spec.embed_scale}));
+  QUIRE_RETURN_IF_ERROR(CheckEmbedding(context, {.kernel = "embedding",
+                                                 .rows = weights.embedding(),
+                                                 .dtype = weights.embedding_dtype(),
+                                                 .vocab = spec.vocab_size,
+                                                 .columns = spec.hidden,
+                                                 .scale = spec.embed_scale}));
   const models::PerLayerInputSpec& inputs = spec.layer_inputs;
   if (inputs.size == 0) return absl::OkStatus();
-  return CheckEmbedding(context, cpu,
+  return CheckEmbedding(context,
                         {.kernel = "embedding of layer inputs",
                          .rows = weights.input_embedding(),
                          .dtype = weights.input_embedding_dtype(),
@@ -156,12 +140,12 @@ absl::Status CheckEmbeddings(SelfCheckContext* context, const kernels::Backend& 
                          .scale = inputs.embed_scale});
 }
 
-absl::Status CheckNorm(SelfCheckContext* context, const kernels::Backend& cpu) {
+absl::Status CheckNorm(SelfCheckContext* context) {
   const std::uint32_t hidden = context->params().spec->hidden;
   context->Free();
   const std::uint32_t rows = CountFittingRows(*context, hidden);
   const std::int64_t count = std::int64_t{rows} * hidden;
-  const std::vector<float> x = RepeatedRows(rows, hidden, 7);
+  const std::vector<float> x = RepeatedRows(rows, kPatterns, hidden, 7);
   const std::vector<float> weight = RandomValues(hidden, 8);
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_x, context->TakeFloats(DType::kF32, count));
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_weight, context->TakeFloats(DType::kF32, hidden));
@@ -177,7 +161,7 @@ absl::Status CheckNorm(SelfCheckContext* context, const kernels::Backend& cpu) {
                                 .num_rows = rows,
                                 .hidden = hidden,
                                 .epsilon = 1e-6f};
-  QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(cpu, params));
+  QUIRE_RETURN_IF_ERROR(kernels::RmsNorm(context->cpu(), params));
   params.x = device_x;
   params.weight = device_weight.f32();
   params.y = y;
@@ -190,14 +174,13 @@ absl::Status CheckNorm(SelfCheckContext* context, const kernels::Backend& cpu) {
                      [&] { return kernels::RmsNorm(*context->params().backend, params); });
 }
 
-absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
-                       const models::MlpSpec& mlp) {
+absl::Status CheckGate(SelfCheckContext* context, const models::MlpSpec& mlp) {
   const std::uint32_t columns = mlp.intermediate;
   context->Free();
   const std::uint32_t rows = CountFittingRows(*context, columns);
   const std::int64_t count = std::int64_t{rows} * columns;
-  const std::vector<float> gate = RepeatedRows(rows, columns, 9);
-  const std::vector<float> up = RepeatedRows(rows, columns, 10);
+  const std::vector<float> gate = RepeatedRows(rows, kPatterns, columns, 9);
+  const std::vector<float> up = RepeatedRows(rows, kPatterns, columns, 10);
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_gate,
                          context->TakeFloats(context->activation(), count));
   QUIRE_ASSIGN_OR_RETURN(const FloatPtr device_up,
@@ -216,7 +199,7 @@ absl::Status CheckGate(SelfCheckContext* context, const kernels::Backend& cpu,
       .num_rows = rows,
       .columns = columns,
       .shape = models::GateShapeOf(mlp)};
-  QUIRE_RETURN_IF_ERROR(kernels::GatedProduct(cpu, params));
+  QUIRE_RETURN_IF_ERROR(kernels::GatedProduct(context->cpu(), params));
   params.gate = device_gate;
   if (mlp.gated) params.up = device_up;
   params.y = y;
@@ -311,7 +294,7 @@ absl::StatusOr<std::string> SampleOnDevice(SelfCheckContext* context,
   return difference;
 }
 
-absl::Status CheckSampler(SelfCheckContext* context, const kernels::Backend& cpu) {
+absl::Status CheckSampler(SelfCheckContext* context) {
   const SelfCheckParams& params = context->params();
   const std::uint32_t vocab = params.spec->vocab_size;
   const bool has_fma = kernels::internal::ChosenLevel() <= kernels::internal::CpuLevel::kAvx2;
@@ -335,7 +318,8 @@ absl::Status CheckSampler(SelfCheckContext* context, const kernels::Backend& cpu
     rows[i].logits = &logits[i * vocab];
     want[i].top = &top[i * 4];
   }
-  QUIRE_RETURN_IF_ERROR(kernels::Sample(cpu, {.rows = rows, .sampled = want, .vocab = vocab}));
+  QUIRE_RETURN_IF_ERROR(
+      kernels::Sample(context->cpu(), {.rows = rows, .sampled = want, .vocab = vocab}));
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].logits = device.f32() + i * vocab;
   QUIRE_ASSIGN_OR_RETURN(std::string first, SampleOnDevice(context, rows, want));
   QUIRE_ASSIGN_OR_RETURN(const std::string second, SampleOnDevice(context, rows, want));
@@ -348,18 +332,15 @@ absl::Status CheckSampler(SelfCheckContext* context, const kernels::Backend& cpu
 
 absl::Status CheckSmallOps(SelfCheckContext* context) {
   const models::ModelSpec& spec = *context->params().spec;
-  QUIRE_ASSIGN_OR_RETURN(
-      const kernels::Backend cpu,
-      kernels::Backend::Create(Device::Cpu(), context->params().backend->pool()));
-  QUIRE_RETURN_IF_ERROR(CheckEmbeddings(context, cpu));
-  QUIRE_RETURN_IF_ERROR(CheckNorm(context, cpu));
+  QUIRE_RETURN_IF_ERROR(CheckEmbeddings(context));
+  QUIRE_RETURN_IF_ERROR(CheckNorm(context));
   const auto layer = std::find_if(spec.layers.begin(), spec.layers.end(),
                                   [](const auto& l) { return l.mlp != models::MlpKind::kNone; });
   if (layer != spec.layers.end()) {
     const bool is_dense = layer->mlp == models::MlpKind::kDense;
-    QUIRE_RETURN_IF_ERROR(CheckGate(context, cpu, is_dense ? layer->dense : layer->moe.expert));
+    QUIRE_RETURN_IF_ERROR(CheckGate(context, is_dense ? layer->dense : layer->moe.expert));
   }
-  return spec.has_head ? CheckSampler(context, cpu) : absl::OkStatus();
+  return spec.has_head ? CheckSampler(context) : absl::OkStatus();
 }
 
 }  // namespace quire::runtime

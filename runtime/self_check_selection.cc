@@ -130,13 +130,6 @@ class SelectionCheck {
   absl::Status Run();
 
  private:
-  template <typename T>
-  absl::StatusOr<T*> Upload(const std::vector<T>& values) {
-    const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
-    QUIRE_ASSIGN_OR_RETURN(std::byte* const to, context_->Take(bytes));
-    QUIRE_RETURN_IF_ERROR(context_->Copy(to, values.data(), bytes));
-    return reinterpret_cast<T*>(to);
-  }
   // Runs an op twice over poisoned memory and returns the `count` values at `from`. `check` gets a
   // fault if the runs differ.
   template <typename T, typename Fn>
@@ -196,7 +189,6 @@ class SelectionCheck {
   kernels::AttentionPlan* const plan_;
   const std::uint32_t topk_;
   const std::uint32_t tokens_;
-  std::optional<kernels::Backend> cpu_;
 
   // Device arrays of the step.
   std::int32_t* token_rows_ = nullptr;
@@ -219,9 +211,9 @@ absl::Status SelectionCheck::UploadPositions() {
     token_rows[i] = 0;
     positions[i] = static_cast<std::int32_t>(tokens_ - kNewRows + i);
   }
-  QUIRE_ASSIGN_OR_RETURN(token_rows_, Upload(token_rows));
-  QUIRE_ASSIGN_OR_RETURN(positions_, Upload(positions));
-  QUIRE_ASSIGN_OR_RETURN(row_offsets_, Upload(std::vector<std::uint32_t>{0, kNewRows}));
+  QUIRE_ASSIGN_OR_RETURN(token_rows_, context_->Upload(token_rows));
+  QUIRE_ASSIGN_OR_RETURN(positions_, context_->Upload(positions));
+  QUIRE_ASSIGN_OR_RETURN(row_offsets_, context_->Upload(std::vector<std::uint32_t>{0, kNewRows}));
   return absl::OkStatus();
 }
 
@@ -232,44 +224,36 @@ absl::Status SelectionCheck::Fill(const PageSet& pages, std::uint32_t count, std
   std::visit([&](auto& v) { v.cache_lengths = &none; }, view);
   const std::uint32_t offsets[] = {0, count};
   const std::vector<float> values = RandomValues(std::size_t{count} * columns, seed);
-  return kernels::KvStore(*cpu_, {.keys = &view,
-                                  .values = &view,
-                                  .k = values.data(),
-                                  .v = values.data(),
-                                  .row_offsets = offsets,
-                                  .k_stride = columns,
-                                  .v_stride = columns,
-                                  .batch_size = 1});
+  return kernels::KvStore(context_->cpu(), {.keys = &view,
+                                            .values = &view,
+                                            .k = values.data(),
+                                            .v = values.data(),
+                                            .row_offsets = offsets,
+                                            .k_stride = columns,
+                                            .v_stride = columns,
+                                            .batch_size = 1});
 }
 
 // Returns the parameters that both devices share.
 kernels::IndexStoreParams SelectionCheck::StoreParams(const kernels::AnyKvView& rows) const {
   const bool is_half = index_.rope_style == models::RopeStyle::kHalf;
-  return {.rows = &rows,
-          .queries = nullptr,
-          .keys = nullptr,
-          .norm_weight = nullptr,
-          .norm_bias = nullptr,
-          .cosines = nullptr,
-          .sines = nullptr,
-          .row_offsets = nullptr,
-          .token_rows = nullptr,
-          .positions = nullptr,
-          .batch_size = 1,
-          .num_rows = 0,
-          .num_heads = index_.heads,
-          .rope_size = mla_.rope_size,
-          .style = is_half ? kernels::RopeStyle::kHalf : kernels::RopeStyle::kInterleaved,
-          .epsilon = index_.norm_eps};
+  kernels::IndexStoreParams params{};
+  params.rows = &rows;
+  params.batch_size = 1;
+  params.num_heads = index_.heads;
+  params.rope_size = mla_.rope_size;
+  params.style = is_half ? kernels::RopeStyle::kHalf : kernels::RopeStyle::kInterleaved;
+  params.epsilon = index_.norm_eps;
+  return params;
 }
 
 absl::Status SelectionCheck::StoreOnDevice(const StoreInputs& inputs) {
   kernels::IndexStoreParams params = StoreParams(*device_rows_);
-  QUIRE_ASSIGN_OR_RETURN(queries_, Upload(inputs.queries));
-  QUIRE_ASSIGN_OR_RETURN(params.keys, Upload(inputs.keys));
-  QUIRE_ASSIGN_OR_RETURN(params.norm_weight, Upload(inputs.weight));
-  QUIRE_ASSIGN_OR_RETURN(params.norm_bias, Upload(inputs.bias));
-  QUIRE_ASSIGN_OR_RETURN(params.cosines, Upload(inputs.angles));
+  QUIRE_ASSIGN_OR_RETURN(queries_, context_->Upload(inputs.queries));
+  QUIRE_ASSIGN_OR_RETURN(params.keys, context_->Upload(inputs.keys));
+  QUIRE_ASSIGN_OR_RETURN(params.norm_weight, context_->Upload(inputs.weight));
+  QUIRE_ASSIGN_OR_RETURN(params.norm_bias, context_->Upload(inputs.bias));
+  QUIRE_ASSIGN_OR_RETURN(params.cosines, context_->Upload(inputs.angles));
   params.queries = queries_;
   params.sines = params.cosines + inputs.angles.size() / 2;
   params.row_offsets = row_offsets_;
@@ -290,7 +274,7 @@ absl::Status SelectionCheck::StoreOnCpu(const kernels::AnyKvView& rows, StoreInp
   params.sines = params.cosines + inputs->angles.size() / 2;
   params.row_offsets = offsets;
   params.num_rows = kNewRows;
-  return kernels::IndexStore(*cpu_, params);
+  return kernels::IndexStore(context_->cpu(), params);
 }
 
 std::vector<float> SelectionCheck::StoredRows(const kernels::AnyKvView& rows) const {
@@ -358,7 +342,7 @@ absl::Status SelectionCheck::Score() {
                                    .scale = 0.125f,
                                    .token_rows = token_rows_,
                                    .positions = positions_};
-  QUIRE_ASSIGN_OR_RETURN(params.weights, Upload(weights));
+  QUIRE_ASSIGN_OR_RETURN(params.weights, context_->Upload(weights));
   QUIRE_ASSIGN_OR_RETURN(const std::vector<float> got, RunTwice(scores_, count, &check, [&] {
                            return kernels::IndexScore(*context_->params().backend, params);
                          }));
@@ -390,7 +374,7 @@ absl::Status SelectionCheck::Select() {
   kernels::KernelCheck check = Begin("key selection", index_.heads, index_.size, 0);
   const std::int64_t stride = kernels::ScoreStride(tokens_);
   const std::size_t count = std::size_t{kNewRows} * topk_;
-  QUIRE_ASSIGN_OR_RETURN(selected_, Upload(std::vector<std::int32_t>(kStepRows * topk_)));
+  QUIRE_ASSIGN_OR_RETURN(selected_, context_->Upload(std::vector<std::int32_t>(kStepRows * topk_)));
   kernels::SelectTopKParams params{.scores = scores_,
                                    .positions = positions_,
                                    .selected = selected_,
@@ -419,9 +403,9 @@ absl::Status SelectionCheck::Select() {
 
 absl::Status SelectionCheck::MapKeys(const kernels::AnyKvView& rows) {
   const std::vector<std::uint32_t> poison(kStepRows + 1, ~0u);
-  QUIRE_ASSIGN_OR_RETURN(last_selected_, Upload(poison));
-  QUIRE_ASSIGN_OR_RETURN(offsets_, Upload(poison));
-  QUIRE_ASSIGN_OR_RETURN(live_rows_, Upload(poison));
+  QUIRE_ASSIGN_OR_RETURN(last_selected_, context_->Upload(poison));
+  QUIRE_ASSIGN_OR_RETURN(offsets_, context_->Upload(poison));
+  QUIRE_ASSIGN_OR_RETURN(live_rows_, context_->Upload(poison));
   return kernels::MapSelectedRows(*context_->params().backend, {.rows = &rows,
                                                                 .selected = selected_,
                                                                 .last_selected = last_selected_,
@@ -438,19 +422,15 @@ absl::Status SelectionCheck::MapKeys(const kernels::AnyKvView& rows) {
 kernels::SparseAttentionParams SelectionCheck::AttentionParams(
     const kernels::AnyKvView& rows) const {
   const std::int64_t stride = std::int64_t{mla_.num_heads} * (mla_.kv_lora_rank + mla_.rope_size);
-  return {.rows = &rows,
-          .q = nullptr,
-          .out = nullptr,
-          .selected = nullptr,
-          .last_selected = nullptr,
-          .offsets = nullptr,
-          .q_stride = stride,
-          .out_stride = stride,
-          .num_rows = 0,
-          .max_selected = topk_,
-          .num_heads = mla_.num_heads,
-          .scale = mla_.scale,
-          .value_columns = mla_.kv_lora_rank};
+  kernels::SparseAttentionParams params{};
+  params.rows = &rows;
+  params.q_stride = stride;
+  params.out_stride = stride;
+  params.max_selected = topk_;
+  params.num_heads = mla_.num_heads;
+  params.scale = mla_.scale;
+  params.value_columns = mla_.kv_lora_rank;
+  return params;
 }
 
 absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const PageSet& pages,
@@ -458,14 +438,15 @@ absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const PageSet& pa
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView view, pages.View());
   const std::uint32_t row_offsets[] = {0, kNewRows};
   std::vector<std::uint32_t> last_selected(kNewRows), offsets(kNewRows + 1);
-  QUIRE_RETURN_IF_ERROR(kernels::MapSelectedRows(*cpu_, {.rows = &view,
-                                                         .selected = keys_.data(),
-                                                         .last_selected = last_selected.data(),
-                                                         .offsets = offsets.data(),
-                                                         .row_offsets = row_offsets,
-                                                         .batch_size = 1,
-                                                         .num_rows = kNewRows,
-                                                         .max_selected = topk_}));
+  QUIRE_RETURN_IF_ERROR(
+      kernels::MapSelectedRows(context_->cpu(), {.rows = &view,
+                                                 .selected = keys_.data(),
+                                                 .last_selected = last_selected.data(),
+                                                 .offsets = offsets.data(),
+                                                 .row_offsets = row_offsets,
+                                                 .batch_size = 1,
+                                                 .num_rows = kNewRows,
+                                                 .max_selected = topk_}));
   std::vector<float> out(q.size());
   kernels::SparseAttentionParams params = AttentionParams(view);
   params.q = q.data();
@@ -474,7 +455,7 @@ absl::StatusOr<std::vector<float>> SelectionCheck::AttendOnCpu(const PageSet& pa
   params.last_selected = last_selected.data();
   params.offsets = offsets.data();
   params.num_rows = kNewRows;
-  QUIRE_RETURN_IF_ERROR(kernels::SparseAttention(*cpu_, params));
+  QUIRE_RETURN_IF_ERROR(kernels::SparseAttention(context_->cpu(), params));
   return ValueColumns(out);
 }
 
@@ -524,8 +505,6 @@ absl::Status SelectionCheck::Attend() {
 }
 
 absl::Status SelectionCheck::Run() {
-  QUIRE_ASSIGN_OR_RETURN(
-      cpu_, kernels::Backend::Create(Device::Cpu(), context_->params().backend->pool()));
   context_->Free();
   context_->Begin("sparse attention", absl::StrCat(index_.heads, " heads"));
   QUIRE_RETURN_IF_ERROR(UploadPositions());
