@@ -135,18 +135,14 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(const DeviceO
     }
     why = absl::StrCat("device.type is auto and no GPU is usable: ", status.message());
   }
-  QUIRE_RETURN_IF_ERROR(opened->OpenCpu(options, cpu_check));
+  opened->self_check_ = cpu_check.result;
+  QUIRE_RETURN_IF_ERROR(opened->SetActivations(options.activations));
   log::Info("device", "computing on the CPU",
             {{"isa", opened->backend_->isa()},
              {"reason", why},
              {"checks", cpu_check.result.checks},
              {"check_seconds", cpu_check.result.time}});
   return opened;
-}
-
-absl::Status ComputeDevice::OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check) {
-  self_check_ = cpu_check.result;
-  return SetActivations(options.activations);
 }
 
 absl::Status ComputeDevice::OpenCuda(const DeviceOptions& options) {

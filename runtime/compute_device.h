@@ -49,7 +49,6 @@ class ComputeDevice {
 
   // On failure, leaves stream_ and backend_ unset.
   absl::Status OpenCuda(const DeviceOptions& options);
-  absl::Status OpenCpu(const DeviceOptions& options, const CpuCheck& cpu_check);
 
   std::unique_ptr<ThreadPool> threads_;
   std::int32_t compute_capability_ = 0;  // of the GPU, 90 for 9.0

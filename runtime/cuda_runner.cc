@@ -369,19 +369,10 @@ absl::Status CudaRunner::State::Plan(std::uint32_t batch_size, bool has_prompt_r
 }
 
 absl::Status CudaRunner::State::EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows) {
-  QUIRE_RETURN_IF_ERROR(Plan(sizes.limits.max_rows, has_prompt_rows, /*has_generated_rows=*/true));
-  QUIRE_RETURN_IF_ERROR(models::DecoderForward(model.spec, *model.weights,
-                                               {.backend = &backend,
-                                                .kv = kv,
-                                                .layers = &layers,
-                                                .plans = group_plans,
-                                                .maps = group_maps,
-                                                .buffers = &buffers,
-                                                .num_tokens = num_tokens,
-                                                .batch_size = sizes.limits.max_rows,
-                                                .states = States(),
-                                                .comm = options.comm,
-                                                .index = index ? &*index : nullptr}));
+  QUIRE_RETURN_IF_ERROR(Forward({}, {.num_tokens = num_tokens,
+                                     .batch_size = sizes.limits.max_rows,
+                                     .has_prompt_rows = has_prompt_rows,
+                                     .has_generated_rows = true}));
   return RunHead(0, std::min(num_tokens, sizes.buffers.head_rows));
 }
 

@@ -27,6 +27,17 @@ bool IsFinite(const StepResult& result) {
   return std::ranges::all_of(result.pools[0], [](float value) { return std::isfinite(value); });
 }
 
+// Completes the batch with the inputs from the cache, and computes it.
+absl::StatusOr<const StepResult*> RunStep(const FirstSteps& steps,
+                                          std::span<const cache::RowStep> rows, StepBatch* batch) {
+  batch->copies = steps.cache->TakeCopies();
+  batch->clears = steps.cache->TakeClears();
+  batch->kv = steps.cache->PrepareStep(rows);
+  batch->states = steps.cache->state_inputs();
+  QUIRE_RETURN_IF_ERROR(steps.runner->Run(*batch));
+  return steps.runner->Collect();
+}
+
 // Tokens [begin, end) of the sequence that the steps compute, for a row whose pages contain the
 // tokens before `begin`.
 struct Part {
@@ -100,12 +111,7 @@ absl::StatusOr<StepComparison::Logits> StepComparison::Compute(std::span<const P
   }
   Logits logits(parts.size() * steps_.spec->vocab_size);
   batch.logits_out = logits.data();
-  batch.copies = steps_.cache->TakeCopies();
-  batch.clears = steps_.cache->TakeClears();
-  batch.kv = steps_.cache->PrepareStep(rows);
-  batch.states = steps_.cache->state_inputs();
-  QUIRE_RETURN_IF_ERROR(steps_.runner->Run(batch));
-  QUIRE_RETURN_IF_ERROR(steps_.runner->Collect().status());
+  QUIRE_RETURN_IF_ERROR(RunStep(steps_, rows, &batch).status());
   steps_.cache->CompleteStep();
   return logits;
 }
@@ -206,12 +212,7 @@ absl::Status RunOneToken(const FirstSteps& steps) {
   } else {
     batch.pools = {{.batch_row = row, .num_tokens = 1, .begins = true, .ends = true}};
   }
-  batch.copies = steps.cache->TakeCopies();
-  batch.clears = steps.cache->TakeClears();
-  batch.kv = steps.cache->PrepareStep({&step, 1});
-  batch.states = steps.cache->state_inputs();
-  QUIRE_RETURN_IF_ERROR(steps.runner->Run(batch));
-  QUIRE_ASSIGN_OR_RETURN(const StepResult* result, steps.runner->Collect());
+  QUIRE_ASSIGN_OR_RETURN(const StepResult* result, RunStep(steps, {&step, 1}, &batch));
   const bool is_finite = IsFinite(*result);
   steps.cache->CompleteStep();
   steps.cache->Free(row);

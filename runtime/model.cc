@@ -157,6 +157,12 @@ absl::StatusOr<std::vector<float>> ReadLabelWeights(const models::WeightSlots& s
   return values;
 }
 
+// Prefixes the message with the source of the files, unless it begins with their name already.
+absl::Status WithSource(const formats::ModelFiles& files, const absl::Status& status) {
+  if (absl::StartsWith(status.message(), files.source())) return status;
+  return absl::Status(status.code(), absl::StrCat(files.source(), ": ", status.message()));
+}
+
 // Replaces the model's spec by the spec of the rank's part, and returns the tensors of that part.
 absl::StatusOr<models::Checkpoint> TakePart(const formats::ModelFiles& files,
                                             const models::TensorNames& names,
@@ -167,19 +173,13 @@ absl::StatusOr<models::Checkpoint> TakePart(const formats::ModelFiles& files,
         "model.packed_dir is not supported for a model that is divided among ranks");
   }
   absl::StatusOr<models::ModelSpec> spec = models::SpecOfPart(model->spec, options.part);
-  absl::Status status = spec.status();
-  if (status.ok()) {
-    absl::StatusOr<models::Checkpoint> part =
-        models::CheckpointOfPart(whole, model->spec, names, options.part);
-    if (part.ok()) {
-      model->spec = *std::move(spec);
-      model->part = options.part;
-      return part;
-    }
-    status = part.status();
-  }
-  if (absl::StartsWith(status.message(), files.source())) return status;
-  return absl::Status(status.code(), absl::StrCat(files.source(), ": ", status.message()));
+  if (!spec.ok()) return WithSource(files, spec.status());
+  absl::StatusOr<models::Checkpoint> part =
+      models::CheckpointOfPart(whole, model->spec, names, options.part);
+  if (!part.ok()) return WithSource(files, part.status());
+  model->spec = *std::move(spec);
+  model->part = options.part;
+  return part;
 }
 
 models::WeightTarget TargetOf(const kernels::Backend& backend, const LoadOptions& options) {
@@ -218,13 +218,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const formats::ModelFiles& file
   const models::WeightTarget target = TargetOf(backend, options);
   absl::StatusOr<models::WeightSlots> slots =
       models::FindWeights(model->spec, names, checkpoint, target);
-  if (!slots.ok()) {
-    // Messages about a tensor begin with its file. Messages about a missing tensor have no file
-    // yet.
-    const absl::string_view message = slots.status().message();
-    if (absl::StartsWith(message, files.source())) return slots.status();
-    return absl::Status(slots.status().code(), absl::StrCat(files.source(), ": ", message));
-  }
+  // Messages about a missing tensor do not begin with a file.
+  if (!slots.ok()) return WithSource(files, slots.status());
   model->weight_bytes = models::WeightBytes(*slots, target);
   if (options.weight_limit_bytes > 0 && model->weight_bytes > options.weight_limit_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(files.source(), ": weights take ",

@@ -92,10 +92,9 @@ void LogStates(const StatePlan& states, std::uint32_t wanted_rows) {
 
 // Logs the layer groups if any of them has a window.
 void LogLayerGroups(const models::LayerGroups& layers) {
-  const bool has_windows =
-      std::any_of(layers.groups.begin(), layers.groups.end(),
-                  [](const models::LayerGroup& group) { return group.window > 0; });
-  if (!has_windows) return;
+  if (std::ranges::none_of(layers.groups, [](const auto& group) { return group.window > 0; })) {
+    return;
+  }
   log::Info("model", "layer groups",
             {{"groups", layers.groups.size()}, {"text", models::DescribeLayerGroups(layers)}});
 }
@@ -165,7 +164,9 @@ absl::StatusOr<std::unique_ptr<ModelStack>> ModelStack::Build(
   std::unique_ptr<ModelStack> stack(new ModelStack());
   stack->device_ = std::move(device);
   stack->max_rows_ = options.steps.max_rows;
-  QUIRE_RETURN_IF_ERROR(stack->LoadTokenizer(options, files));
+  const absl::Time start = MonotonicNow();
+  QUIRE_ASSIGN_OR_RETURN(stack->tokenizer_, OpenTokenizer(options.model, files));
+  stack->load_times_.tokenizer = MonotonicNow() - start;
   absl::Status status = stack->device_->is_cpu() ? stack->PrepareCpu(options, files)
                                                  : stack->PrepareCuda(options, files, checks);
   if (status.ok()) {
@@ -232,14 +233,6 @@ absl::Status ModelStack::CompareFirstSteps(const FirstSteps& steps,
   return status.ok() ? status : CheckError(status, backend);
 }
 
-absl::Status ModelStack::LoadTokenizer(const RuntimeOptions& options,
-                                       const formats::ModelFiles& files) {
-  const absl::Time start = MonotonicNow();
-  QUIRE_ASSIGN_OR_RETURN(tokenizer_, OpenTokenizer(options.model, files));
-  load_times_.tokenizer = MonotonicNow() - start;
-  return absl::OkStatus();
-}
-
 absl::Status ModelStack::LoadWeights(const RuntimeOptions& options,
                                      const formats::ModelFiles& files,
                                      std::int64_t weight_limit_bytes) {
@@ -291,8 +284,7 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   max_rows_ = states_.max_rows;
   LogStates(states_, options.steps.max_rows);
   LogLayerGroups(layers_);
-  QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(planned.geometry));
-  pool_.emplace(std::move(pool));
+  QUIRE_ASSIGN_OR_RETURN(pool_, cache::KvPool::Create(planned.geometry));
   RunnerOptions runner = RunnerOptionsFor(options, context_tokens_);
   runner.max_rows = max_rows_;
   runner.num_state_slots = states_.num_slots;
@@ -343,9 +335,7 @@ absl::Status ModelStack::PrepareCuda(const RuntimeOptions& options,
       const cache::KvGeometry geometry,
       KvGeometryFor(model_->spec, plan.page_size, plan.kv_dtype, plan.memory.num_blocks));
   QUIRE_ASSIGN_OR_RETURN(
-      cache::KvPool pool,
-      cache::KvPool::Create(geometry, {.stream = device_->backend().cuda()->stream}));
-  pool_.emplace(std::move(pool));
+      pool_, cache::KvPool::Create(geometry, {.stream = device_->backend().cuda()->stream}));
   CompleteRunnerOptions(*tokenizer_, *model_, &plan.runner);
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRunner> created,
                          CudaRunner::Create(*model_, device_->backend(), &*pool_, plan.runner));

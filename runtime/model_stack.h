@@ -88,7 +88,6 @@ class ModelStack {
  private:
   ModelStack() = default;
 
-  absl::Status LoadTokenizer(const RuntimeOptions& options, const formats::ModelFiles& files);
   absl::Status LoadWeights(const RuntimeOptions& options, const formats::ModelFiles& files,
                            std::int64_t weight_limit_bytes);
   // Prepare weights, pool and runner.

@@ -131,24 +131,21 @@ class HostPageSet {
   }
 
   absl::Status Create() {
-    QUIRE_ASSIGN_OR_RETURN(cache::KvPool pool, cache::KvPool::Create(geometry_));
-    pool_.emplace(std::move(pool));
+    QUIRE_ASSIGN_OR_RETURN(pool_, cache::KvPool::Create(geometry_));
     QUIRE_ASSIGN_OR_RETURN(
         arrays_, DeviceBuffer::Allocate(MemoryKind::kHost,
                                         std::int64_t{batch_size_} * (stride_ + 1) *
                                             static_cast<std::int64_t>(sizeof(std::uint32_t))));
     const std::uint32_t tokens = (geometry_.num_blocks - 1) * geometry_.page_size;
-    QUIRE_ASSIGN_OR_RETURN(kernels::AnyKvCollection collection,
-                           kernels::MakeKvCollection(geometry_, pool_->blocks(),
-                                                     {.lookup_table = row(0),
-                                                      .cache_lengths = &length(0),
-                                                      .lookup_stride = stride_,
-                                                      .max_rows = batch_size_,
-                                                      .max_seq_length = tokens,
-                                                      .max_cache_length = tokens,
-                                                      .max_history_length = tokens},
-                                                     pool_->scales()));
-    collection_.emplace(collection);
+    QUIRE_ASSIGN_OR_RETURN(collection_, kernels::MakeKvCollection(geometry_, pool_->blocks(),
+                                                                  {.lookup_table = row(0),
+                                                                   .cache_lengths = &length(0),
+                                                                   .lookup_stride = stride_,
+                                                                   .max_rows = batch_size_,
+                                                                   .max_seq_length = tokens,
+                                                                   .max_cache_length = tokens,
+                                                                   .max_history_length = tokens},
+                                                                  pool_->scales()));
     return absl::OkStatus();
   }
 

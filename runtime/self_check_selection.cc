@@ -298,8 +298,7 @@ absl::Status SelectionCheck::Store() {
   const DType dtype = context_->activation() == DType::kF32 ? DType::kF32 : DType::kBF16;
   kernels::KernelCheck check =
       Begin("index store", index_.heads, size, dtype == DType::kF32 ? 1e-6 : 1e-3);
-  QUIRE_ASSIGN_OR_RETURN(PageSet pages, PageSet::Create(dtype, size, tokens_));
-  rows_.emplace(std::move(pages));
+  QUIRE_ASSIGN_OR_RETURN(rows_, PageSet::Create(dtype, size, tokens_));
   QUIRE_RETURN_IF_ERROR(Fill(*rows_, tokens_ - kNewRows, size, 21));
   QUIRE_ASSIGN_OR_RETURN(const kernels::AnyKvView host, rows_->View());
   QUIRE_ASSIGN_OR_RETURN(device_rows_, rows_->Upload(context_));
