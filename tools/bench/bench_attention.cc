@@ -233,6 +233,19 @@ class Selection {
   std::vector<float> scores_, weights_;
 };
 
+void TimeSteps(benchmark::State& state, Step& step) {
+  for (auto _ : state) {
+    step.Run();
+    benchmark::ClobberMemory();
+  }
+}
+
+void CountWork(benchmark::State& state, const Step& step) {
+  state.SetBytesProcessed(static_cast<std::int64_t>(step.bytes()) * state.iterations());
+  state.counters["FLOP/s"] = benchmark::Counter(
+      step.flops() * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
 // Arguments: dtype, heads, kv heads, head size, sequences, cached tokens, new rows per sequence,
 // page size (negative: pages in order, positive: shuffled pages), threads.
 void BM_Attention(benchmark::State& state) {
@@ -249,13 +262,8 @@ void BM_Attention(benchmark::State& state) {
                       .rows = at(6),
                       .page_size = static_cast<std::uint32_t>(page < 0 ? -page : page),
                       .shuffled = page > 0});
-  for (auto _ : state) {
-    step.Run();
-    benchmark::ClobberMemory();
-  }
-  const auto total = [&](double x) { return x * static_cast<double>(state.iterations()); };
-  state.SetBytesProcessed(static_cast<std::int64_t>(total(step.bytes())));
-  state.counters["FLOP/s"] = benchmark::Counter(total(step.flops()), benchmark::Counter::kIsRate);
+  TimeSteps(state, step);
+  CountWork(state, step);
 }
 
 void AttentionShapes(benchmark::internal::Benchmark* benchmark) {
@@ -304,13 +312,8 @@ void BM_Bf16Attention(benchmark::State& state) {
                       .rows = at(5),
                       .page_size = 64,
                       .shuffled = true});
-  for (auto _ : state) {
-    step.Run();
-    benchmark::ClobberMemory();
-  }
-  state.SetBytesProcessed(static_cast<std::int64_t>(step.bytes()) * state.iterations());
-  state.counters["FLOP/s"] = benchmark::Counter(
-      step.flops() * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  TimeSteps(state, step);
+  CountWork(state, step);
 }
 
 void Bf16AttentionShapes(benchmark::internal::Benchmark* benchmark) {
@@ -341,10 +344,7 @@ void BM_ShortAttention(benchmark::State& state) {
                       .page_size = 64,
                       .shuffled = true,
                       .layers = at(2)});
-  for (auto _ : state) {
-    step.Run();
-    benchmark::ClobberMemory();
-  }
+  TimeSteps(state, step);
   state.SetBytesProcessed(static_cast<std::int64_t>(step.bytes()) * state.iterations());
 }
 BENCHMARK(BM_ShortAttention)
@@ -372,10 +372,7 @@ void BM_WindowedAttention(benchmark::State& state) {
                       .page_size = 64,
                       .shuffled = true,
                       .window = at(1)});
-  for (auto _ : state) {
-    step.Run();
-    benchmark::ClobberMemory();
-  }
+  TimeSteps(state, step);
 }
 BENCHMARK(BM_WindowedAttention)
     ->ArgNames({"cached", "window", "rows"})

@@ -61,7 +61,10 @@ absl::StatusOr<std::vector<PackedLinear>> PlainWeights(const Backend& backend, s
   return weights;
 }
 
-absl::Status MeasurePlain(benchmark::State& state, Gpu& gpu, const std::optional<GateShape>& gate) {
+// Arguments: N, K, rows. bf16 input and output, like qkv and gate_up. With kIsGated, the product of
+// the two halves of N is fused.
+template <bool kIsGated>
+absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
   const auto n = static_cast<std::uint32_t>(state.range(0));
   const auto k = static_cast<std::uint32_t>(state.range(1));
   const std::int64_t bytes = std::int64_t{n} * k * 2;
@@ -72,15 +75,7 @@ absl::Status MeasurePlain(benchmark::State& state, Gpu& gpu, const std::optional
                         .weights = weights,
                         .rows = static_cast<std::uint32_t>(state.range(2)),
                         .bytes = static_cast<double>(bytes),
-                        .gate = gate});
-}
-// Arguments: N, K, rows. bf16 input and output, like qkv and gate_up.
-absl::Status PlainLinear(benchmark::State& state, Gpu& gpu) {
-  return MeasurePlain(state, gpu, std::nullopt);
-}
-// PlainLinear fused with the gated product of the two halves of N.
-absl::Status GatedLinear(benchmark::State& state, Gpu& gpu) {
-  return MeasurePlain(state, gpu, GateShape{});
+                        .gate = kIsGated ? std::optional(GateShape{}) : std::nullopt});
 }
 void LinearShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
@@ -91,8 +86,8 @@ void LinearShapes(Benchmark* benchmark) {
   }
   benchmark->Args({128256, 4096, 1});
 }
-BENCHMARK(Run<PlainLinear>)->Name("BM_Linear")->Apply(LinearShapes);
-BENCHMARK(Run<PlainLinear>)
+BENCHMARK(Run<PlainLinear<false>>)->Name("BM_Linear")->Apply(LinearShapes);
+BENCHMARK(Run<PlainLinear<false>>)
     ->Name("BM_Linear/tiny")
     ->Args({128, 64, 3})
     ->Args({128, 64, 66})
@@ -102,8 +97,8 @@ void GatedShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"n", "k", "m"})->UseManualTime();
   for (const int rows : {1, 64, 4096}) benchmark->Args({28672, 4096, rows});
 }
-BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear")->Apply(GatedShapes);
-BENCHMARK(Run<GatedLinear>)->Name("BM_GatedLinear/tiny")->Args({128, 64, 3})->UseManualTime();
+BENCHMARK(Run<PlainLinear<true>>)->Name("BM_GatedLinear")->Apply(GatedShapes);
+BENCHMARK(Run<PlainLinear<true>>)->Name("BM_GatedLinear/tiny")->Args({128, 64, 3})->UseManualTime();
 
 // Opens cuBLASLt where the loader finds it, or else where the CUDA toolkit installs it.
 absl::StatusOr<std::shared_ptr<cuda::CublasLt>> OpenLibrary(const Gpu& gpu) {

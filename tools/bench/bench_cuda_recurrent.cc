@@ -92,56 +92,46 @@ float* Floats(const DeviceBuffer& buffer) {
 
 // Arguments: rows, tokens of a row. Inputs are small and all rates have the same sign, so that
 // states stay finite.
-absl::Status Scan(benchmark::State& state, Gpu& gpu, const LayerShape& shape) {
+template <const LayerShape& kShape>
+absl::Status Scan(benchmark::State& state, Gpu& gpu) {
   const auto batch = static_cast<std::uint32_t>(state.range(0));
   const auto tokens = static_cast<std::uint32_t>(state.range(1));
   const std::int64_t count = std::int64_t{batch} * tokens;
   QUIRE_ASSIGN_OR_RETURN(const DeviceStep step,
-                         DeviceStep::Create(gpu, batch, tokens, shape.state_bytes()));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Random<float>(gpu, count * shape.row(), 0.05f));
-  const std::vector<float> factors(static_cast<std::size_t>(count * shape.heads), 0.9f);
+                         DeviceStep::Create(gpu, batch, tokens, kShape.state_bytes()));
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Random<float>(gpu, count * kShape.row(), 0.05f));
+  const std::vector<float> factors(static_cast<std::size_t>(count * kShape.heads), 0.9f);
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer decay, ToDevice(gpu, factors));
   QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer rate, ToDevice(gpu, factors));
-  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer out, DeviceMemory(count * shape.values() * 4));
-  const double elements = static_cast<double>(shape.state_bytes()) / 4 * static_cast<double>(count);
+  QUIRE_ASSIGN_OR_RETURN(const DeviceBuffer out, DeviceMemory(count * kShape.values() * 4));
+  const double elements =
+      static_cast<double>(kShape.state_bytes()) / 4 * static_cast<double>(count);
   return Measure(state, gpu,
-                 {.bytes = step.moved_bytes(), .flops = elements * (shape.delta ? 7 : 5)},
+                 {.bytes = step.moved_bytes(), .flops = elements * (kShape.delta ? 7 : 5)},
                  [&](int i) {
                    return StateScan(gpu.backend, {.rows = step.RowsOf(i),
                                                   .q = Floats(qkv),
-                                                  .k = Floats(qkv) + shape.keys(),
-                                                  .v = Floats(qkv) + 2 * shape.keys(),
+                                                  .k = Floats(qkv) + kShape.keys(),
+                                                  .v = Floats(qkv) + 2 * kShape.keys(),
                                                   .decay = Floats(decay),
                                                   .rate = Floats(rate),
                                                   .out = Floats(out),
-                                                  .qkv_stride = shape.row(),
-                                                  .heads = shape.heads,
-                                                  .key_heads = shape.key_heads,
-                                                  .key_size = shape.key_size,
-                                                  .value_size = shape.value_size,
-                                                  .delta = shape.delta});
+                                                  .qkv_stride = kShape.row(),
+                                                  .heads = kShape.heads,
+                                                  .key_heads = kShape.key_heads,
+                                                  .key_size = kShape.key_size,
+                                                  .value_size = kShape.value_size,
+                                                  .delta = kShape.delta});
                  });
-}
-absl::Status DeltaScan(benchmark::State& state, Gpu& gpu) {
-  return Scan(state, gpu, kDeltaLayer);
-}
-absl::Status SsdScan(benchmark::State& state, Gpu& gpu) {
-  return Scan(state, gpu, kSsdLayer);
-}
-absl::Status TinyDeltaScan(benchmark::State& state, Gpu& gpu) {
-  return Scan(state, gpu, kTinyDeltaLayer);
-}
-absl::Status TinySsdScan(benchmark::State& state, Gpu& gpu) {
-  return Scan(state, gpu, kTinySsdLayer);
 }
 void Steps(Benchmark* bench) {
   bench->ArgNames({"rows", "tokens"})->UseManualTime();
   bench->Args({1, 1})->Args({32, 1})->Args({1, 2048});
 }
-BENCHMARK(Run<DeltaScan>)->Name("BM_DeltaScan")->Apply(Steps);
-BENCHMARK(Run<SsdScan>)->Name("BM_SsdScan")->Apply(Steps);
-BENCHMARK(Run<TinyDeltaScan>)->Name("BM_DeltaScan/tiny")->Args({2, 3})->UseManualTime();
-BENCHMARK(Run<TinySsdScan>)->Name("BM_SsdScan/tiny")->Args({2, 3})->UseManualTime();
+BENCHMARK(Run<Scan<kDeltaLayer>>)->Name("BM_DeltaScan")->Apply(Steps);
+BENCHMARK(Run<Scan<kSsdLayer>>)->Name("BM_SsdScan")->Apply(Steps);
+BENCHMARK(Run<Scan<kTinyDeltaLayer>>)->Name("BM_DeltaScan/tiny")->Args({2, 3})->UseManualTime();
+BENCHMARK(Run<Scan<kTinySsdLayer>>)->Name("BM_SsdScan/tiny")->Args({2, 3})->UseManualTime();
 
 // Arguments: rows, tokens of a row, channels. The convolution has four taps.
 absl::Status Convolve(benchmark::State& state, Gpu& gpu) {

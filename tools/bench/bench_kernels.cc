@@ -106,9 +106,35 @@ BENCHMARK(BM_RooflineProbes)
     ->ArgName("threads")
     ->Iterations(1);
 
+// Times products of `rows` random rows. The matrices have one shape and are used in rotation.
+void TimeLinear(benchmark::State& state, const Backend& backend,
+                const std::vector<PackedLinear>& weights, std::uint32_t rows) {
+  const std::uint32_t n = weights[0].n(), k = weights[0].k();
+  const auto x = Random(std::size_t{rows} * k);
+  std::vector<float> y(std::size_t{rows} * n);
+  std::size_t next = 0;
+  for (auto _ : state) {
+    QUIRE_CHECK(Linear(backend, {.x = x.data(),
+                                 .weight = &weights[next++ % weights.size()],
+                                 .y = y.data(),
+                                 .x_stride = k,
+                                 .y_stride = n,
+                                 .num_rows = rows})
+                    .ok());
+    benchmark::ClobberMemory();
+  }
+}
+
+// Returns how many matrices of `bytes` bytes exceed every cache together. A matrix of less than 4
+// MiB has no copies, so it stays in the caches.
+std::size_t NumMatrices(std::int64_t bytes) {
+  return static_cast<std::size_t>(bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1);
+}
+
 // Arguments: dtype, N, K, rows, threads.
-void PlainLinear(benchmark::State& state, CpuActivations activations) {
-  Bench bench(state.range(4), activations);
+template <CpuActivations kActivations>
+void PlainLinear(benchmark::State& state) {
+  Bench bench(state.range(4), kActivations);
   const auto dtype = static_cast<DType>(state.range(0));
   const auto n = static_cast<std::uint32_t>(state.range(1));
   const auto k = static_cast<std::uint32_t>(state.range(2));
@@ -117,27 +143,12 @@ void PlainLinear(benchmark::State& state, CpuActivations activations) {
   std::vector<BF16> narrow(dtype == DType::kBF16 ? w.size() : 0);
   for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = BF16::FromFloat(w[i]);
   const void* const source = narrow.empty() ? static_cast<const void*>(w.data()) : narrow.data();
-  // Uses enough matrices in rotation to exceed every cache. A matrix of less than 4 MiB has no
-  // copies, so it stays in the caches.
-  const std::size_t bytes = std::size_t{n} * k * static_cast<std::size_t>(DTypeSize(dtype));
-  const std::size_t copies = bytes < (4u << 20) ? 1 : (std::size_t{192} << 20) / bytes + 1;
+  const std::int64_t bytes = std::int64_t{n} * k * DTypeSize(dtype);
   std::vector<PackedLinear> weights;
-  for (std::size_t i = 0; i < copies; ++i) {
+  while (weights.size() < NumMatrices(bytes)) {
     weights.push_back(*PackLinearWeight(bench.backend, source, dtype, n, k));
   }
-  const auto x = Random(std::size_t{rows} * k);
-  std::vector<float> y(std::size_t{rows} * n);
-  std::size_t next = 0;
-  for (auto _ : state) {
-    QUIRE_CHECK(Linear(bench.backend, {.x = x.data(),
-                                       .weight = &weights[next++ % copies],
-                                       .y = y.data(),
-                                       .x_stride = k,
-                                       .y_stride = n,
-                                       .num_rows = rows})
-                    .ok());
-    benchmark::ClobberMemory();
-  }
+  TimeLinear(state, bench.backend, weights, rows);
   CountWork(state, {.bytes = static_cast<double>(bytes), .float_ops = 2.0 * n * k * rows},
             state.range(4));
 }
@@ -153,20 +164,15 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
     }
   }
 }
-void BM_Linear(benchmark::State& state) {
-  PlainLinear(state, CpuActivations::kF32);
-}
-BENCHMARK(BM_Linear)->Apply(LinearShapes);
-void BM_LinearBF16(benchmark::State& state) {
-  PlainLinear(state, CpuActivations::kBF16);
-}
-BENCHMARK(BM_LinearBF16)->Apply(LinearShapes);
+BENCHMARK(PlainLinear<CpuActivations::kF32>)->Name("BM_Linear")->Apply(LinearShapes);
+BENCHMARK(PlainLinear<CpuActivations::kBF16>)->Name("BM_LinearBF16")->Apply(LinearShapes);
 
 // Arguments: bits, group (0: one scale per output feature), N, K, rows, threads. Integer weights,
 // with or without zero points. The time includes the quantization or rounding of activations.
-void IntLinear(benchmark::State& state, bool has_zero_points, bool has_act_order = false,
-               CpuActivations activations = CpuActivations::kInt8) {
-  Bench bench(state.range(5), activations);
+template <bool kHasZeroPoints, bool kHasActOrder = false,
+          CpuActivations kActivations = CpuActivations::kInt8>
+void IntLinear(benchmark::State& state) {
+  Bench bench(state.range(5), kActivations);
   const auto n = static_cast<std::uint32_t>(state.range(2));
   const auto k = static_cast<std::uint32_t>(state.range(3));
   const auto rows = static_cast<std::uint32_t>(state.range(4));
@@ -176,46 +182,33 @@ void IntLinear(benchmark::State& state, bool has_zero_points, bool has_act_order
                              .n = n,
                              .k = k,
                              .group = group,
-                             .has_min = has_zero_points,
-                             .has_zero_points = has_zero_points,
-                             .has_act_order = has_act_order};
-  std::vector<std::uint32_t> order(has_act_order ? k : 0);
+                             .has_min = kHasZeroPoints,
+                             .has_zero_points = kHasZeroPoints,
+                             .has_act_order = kHasActOrder};
+  std::vector<std::uint32_t> order(kHasActOrder ? k : 0);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), std::mt19937(1));
   const auto row = Random(k, 0.05f);
   const std::int64_t bytes = QuantizedBytes(shape);
-  const std::int64_t copies = bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1;
   std::vector<PackedLinear> weights;
-  for (std::int64_t i = 0; i < copies; ++i) {
+  while (weights.size() < NumMatrices(bytes)) {
     weights.push_back(*PackQuantizedRows(
         bench.backend, shape,
         [&](std::uint32_t, const QuantizedRow& out) {
           QuantizeRow(format, group, row, {out.q, out.scales, {}});
           const int half = format == WeightFormat::kInt4 ? 8 : 128;
           for (std::int8_t& q : out.q)
-            q = static_cast<std::int8_t>(q + (has_zero_points ? half : 0));
+            q = static_cast<std::int8_t>(q + (kHasZeroPoints ? half : 0));
           std::fill(out.mins.begin(), out.mins.end(), -static_cast<float>(half));
         },
         order));
   }
   bench.backend.op_workspace().Reserve(
-      static_cast<std::size_t>(QuantizedLinearScratchBytes(rows, k, has_act_order)));
-  const auto x = Random(std::size_t{rows} * k);
-  std::vector<float> y(std::size_t{rows} * n);
-  std::size_t next = 0;
-  for (auto _ : state) {
-    QUIRE_CHECK(Linear(bench.backend, {.x = x.data(),
-                                       .weight = &weights[next++ % weights.size()],
-                                       .y = y.data(),
-                                       .x_stride = k,
-                                       .y_stride = n,
-                                       .num_rows = rows})
-                    .ok());
-    benchmark::ClobberMemory();
-  }
+      static_cast<std::size_t>(QuantizedLinearScratchBytes(rows, k, kHasActOrder)));
+  TimeLinear(state, bench.backend, weights, rows);
   const double ops = 2.0 * n * k * rows;
   Work work{.bytes = static_cast<double>(bytes)};
-  if (activations == CpuActivations::kBF16) {
+  if (kActivations == CpuActivations::kBF16) {
     work.float_ops = ops;
   } else {
     work.int8_ops = ops;
@@ -232,27 +225,19 @@ void IntLinearShapes(benchmark::internal::Benchmark* benchmark) {
     benchmark->Args({bits, group, 5632, 2048, 512, 1});
   }
 }
-void BM_IntLinear(benchmark::State& state) {
-  IntLinear(state, /*has_zero_points=*/false);
-}
-BENCHMARK(BM_IntLinear)->Apply(IntLinearShapes);
-void BM_IntLinearBF16(benchmark::State& state) {
-  IntLinear(state, /*has_zero_points=*/false, /*has_act_order=*/false, CpuActivations::kBF16);
-}
-BENCHMARK(BM_IntLinearBF16)->Apply(IntLinearShapes);
-void BM_IntLinearZeros(benchmark::State& state) {
-  IntLinear(state, /*has_zero_points=*/true);
-}
-BENCHMARK(BM_IntLinearZeros)
+BENCHMARK(IntLinear<false>)->Name("BM_IntLinear")->Apply(IntLinearShapes);
+BENCHMARK(IntLinear<false, false, CpuActivations::kBF16>)
+    ->Name("BM_IntLinearBF16")
+    ->Apply(IntLinearShapes);
+BENCHMARK(IntLinear<true>)
+    ->Name("BM_IntLinearZeros")
     ->ArgNames({"bits", "group", "n", "k", "m", "threads"})
     ->UseRealTime()
     ->ArgsProduct({{4}, {32, 128}, {5632}, {2048}, {1, 512}, {2}});
 
-// BM_IntLinearZeros with an act-order permutation of the inputs (GPTQ).
-void BM_IntLinearOrder(benchmark::State& state) {
-  IntLinear(state, /*has_zero_points=*/true, /*has_act_order=*/true);
-}
-BENCHMARK(BM_IntLinearOrder)
+// With an act-order permutation of the inputs (GPTQ).
+BENCHMARK(IntLinear<true, true>)
+    ->Name("BM_IntLinearOrder")
     ->ArgNames({"bits", "group", "n", "k", "m", "threads"})
     ->UseRealTime()
     ->ArgsProduct({{4}, {128}, {5632}, {2048}, {1, 512}, {2}});
@@ -268,27 +253,14 @@ void BM_Fp8Linear(benchmark::State& state) {
   const Fp8Shape shape{.n = n, .k = k, .group = group};
   const auto row = Random(k, 50.0f);
   const std::int64_t bytes = Fp8Bytes(shape);
-  const std::int64_t copies = bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1;
   std::vector<PackedLinear> weights;
-  for (std::int64_t i = 0; i < copies; ++i) {
+  while (weights.size() < NumMatrices(bytes)) {
     weights.push_back(*PackFp8Rows(bench.backend, shape, [&](std::uint32_t, const Fp8Row& out) {
       for (std::uint32_t j = 0; j < k; ++j) out.codes[j] = F8E4M3::FromFloat(row[j]).bits;
       std::fill(out.scales.begin(), out.scales.end(), 1e-3f);
     }));
   }
-  const auto x = Random(std::size_t{rows} * k);
-  std::vector<float> y(std::size_t{rows} * n);
-  std::size_t next = 0;
-  for (auto _ : state) {
-    QUIRE_CHECK(Linear(bench.backend, {.x = x.data(),
-                                       .weight = &weights[next++ % weights.size()],
-                                       .y = y.data(),
-                                       .x_stride = k,
-                                       .y_stride = n,
-                                       .num_rows = rows})
-                    .ok());
-    benchmark::ClobberMemory();
-  }
+  TimeLinear(state, bench.backend, weights, rows);
   CountWork(state, {.bytes = static_cast<double>(bytes), .float_ops = 2.0 * n * k * rows},
             state.range(4));
 }

@@ -120,13 +120,14 @@ class ScanStep {
   std::vector<float> out_;
 };
 
-void RunScan(benchmark::State& state, const ScanShape& shape) {
+template <const ScanShape& kShape>
+void RunScan(benchmark::State& state) {
   const auto rows = static_cast<std::uint32_t>(state.range(0));
   const auto tokens = static_cast<std::uint32_t>(state.range(1));
   const bool simd = state.range(3) != 0;
   ThreadPool pool(static_cast<int>(state.range(2)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool, CpuActivations::kInt8);
-  ScanStep step(shape, rows, tokens);
+  ScanStep step(kShape, rows, tokens);
   std::int64_t layer = 0;
   for (auto _ : state) {
     const StateScanParams params = step.Params(layer++);
@@ -135,8 +136,8 @@ void RunScan(benchmark::State& state, const ScanShape& shape) {
       continue;
     }
     for (std::uint32_t row = 0; row < rows; ++row) {
-      for (std::uint32_t head = 0; head < shape.heads; ++head) {
-        internal::StateScanCpu(params, row, head, 0, shape.value_size);
+      for (std::uint32_t head = 0; head < kShape.heads; ++head) {
+        internal::StateScanCpu(params, row, head, 0, kShape.value_size);
       }
     }
   }
@@ -148,12 +149,6 @@ void RunScan(benchmark::State& state, const ScanShape& shape) {
   state.counters["FLOP/s"] = rate(step.float_ops());
 }
 
-void BM_StateScanDelta(benchmark::State& state) {
-  RunScan(state, kDeltaShape);
-}
-void BM_StateScanSsd(benchmark::State& state) {
-  RunScan(state, kSsdShape);
-}
 void ScanShapes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"rows", "tokens", "threads", "simd"})->UseRealTime();
   for (const std::int64_t simd : {0, 1}) {
@@ -161,8 +156,8 @@ void ScanShapes(benchmark::internal::Benchmark* bench) {
   }
   bench->Args({8, 1, 2, 1})->Args({1, 256, 2, 1});
 }
-BENCHMARK(BM_StateScanDelta)->Apply(ScanShapes);
-BENCHMARK(BM_StateScanSsd)->Apply(ScanShapes);
+BENCHMARK(RunScan<kDeltaShape>)->Name("BM_StateScanDelta")->Apply(ScanShapes);
+BENCHMARK(RunScan<kSsdShape>)->Name("BM_StateScanSsd")->Apply(ScanShapes);
 
 }  // namespace
 }  // namespace quire::kernels

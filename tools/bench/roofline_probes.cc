@@ -63,21 +63,20 @@ using SumFn = std::uint64_t (*)(const std::uint64_t* data, std::size_t count);
 #if defined(__x86_64__)
 
 // Each round of a peak loop advances kChains independent sums by one step. Written in assembly,
-// because a compiler may spill the sums to memory or notice that they are equal.
+// because a compiler may spill the sums to memory or notice that they are equal. BEGIN runs once.
 #define QUIRE_CHAINS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define QUIRE_LOOP(BEGIN, STEP)                                                                \
+  int steps = kSteps;                                                                          \
+  asm volatile(BEGIN "1:\n" QUIRE_CHAINS(STEP) "dec %0\njnz 1b\n"                              \
+               : "+r"(steps)                                                                   \
+               :                                                                               \
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
+                 "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
 
 __attribute__((target("avx2,fma"))) void FmaLoop256() {
 #define QUIRE_STEP(i) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #i "\n"
 #define QUIRE_CLEAR(i) "vxorps %%ymm" #i ", %%ymm" #i ", %%ymm" #i "\n"
-  int steps = kSteps;
-  asm volatile(QUIRE_CHAINS(QUIRE_CLEAR) "vxorps %%ymm14, %%ymm14, %%ymm14\n"
-               "vxorps %%ymm15, %%ymm15, %%ymm15\n"
-               "1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
-               "jnz 1b\n"
-               : "+r"(steps)
-               :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
+  QUIRE_LOOP(QUIRE_CHAINS(QUIRE_CLEAR) QUIRE_CLEAR(14) QUIRE_CLEAR(15), QUIRE_STEP);
 #undef QUIRE_STEP
 #undef QUIRE_CLEAR
 }
@@ -86,13 +85,7 @@ __attribute__((target("avx2,fma"))) void FmaLoop256() {
 __attribute__((target("avx2"))) void Int16Loop256() {
 #define QUIRE_STEP(i) \
   "vpmaddwd %%ymm14, %%ymm15, %%ymm13\nvpaddd %%ymm13, %%ymm" #i ", %%ymm" #i "\n"
-  int steps = kSteps;
-  asm volatile("1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
-               "jnz 1b\n"
-               : "+r"(steps)
-               :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                 "xmm9", "xmm10", "xmm11", "xmm13", "xmm14", "xmm15");
+  QUIRE_LOOP("", QUIRE_STEP);
 #undef QUIRE_STEP
 }
 
@@ -101,55 +94,30 @@ __attribute__((target("avx2"))) void Int8Loop256() {
 #define QUIRE_STEP(i)                                                          \
   "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\nvpmaddwd %%ymm12, %%ymm13, %%ymm13\n" \
   "vpaddd %%ymm13, %%ymm" #i ", %%ymm" #i "\n"
-  int steps = kSteps;
-  asm volatile("1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
-               "jnz 1b\n"
-               : "+r"(steps)
-               :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                 "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+  QUIRE_LOOP("", QUIRE_STEP);
 #undef QUIRE_STEP
 }
 
 __attribute__((target("avx2"))) void VnniLoop256() {
 #define QUIRE_STEP(i) "%{vex%} vpdpbusd %%ymm14, %%ymm15, %%ymm" #i "\n"
-  int steps = kSteps;
-  asm volatile("1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
-               "jnz 1b\n"
-               : "+r"(steps)
-               :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
+  QUIRE_LOOP("", QUIRE_STEP);
 #undef QUIRE_STEP
 }
 
 __attribute__((target("avx512f"))) void FmaLoop512() {
 #define QUIRE_STEP(i) "vfmadd231ps %%zmm14, %%zmm15, %%zmm" #i "\n"
 #define QUIRE_CLEAR(i) "vpxord %%zmm" #i ", %%zmm" #i ", %%zmm" #i "\n"
-  int steps = kSteps;
-  asm volatile(QUIRE_CHAINS(QUIRE_CLEAR) "vpxord %%zmm14, %%zmm14, %%zmm14\n"
-               "vpxord %%zmm15, %%zmm15, %%zmm15\n"
-               "1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
-               "jnz 1b\n"
-               : "+r"(steps)
-               :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
+  QUIRE_LOOP(QUIRE_CHAINS(QUIRE_CLEAR) QUIRE_CLEAR(14) QUIRE_CLEAR(15), QUIRE_STEP);
 #undef QUIRE_STEP
 #undef QUIRE_CLEAR
 }
 
 __attribute__((target("avx512f,avx512bw,avx512vnni"))) void VnniLoop512() {
 #define QUIRE_STEP(i) "vpdpbusd %%zmm14, %%zmm15, %%zmm" #i "\n"
-  int steps = kSteps;
-  asm volatile("1:\n" QUIRE_CHAINS(QUIRE_STEP) "dec %0\n"
-               "jnz 1b\n"
-               : "+r"(steps)
-               :
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                 "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");
+  QUIRE_LOOP("", QUIRE_STEP);
 #undef QUIRE_STEP
 }
+#undef QUIRE_LOOP
 #undef QUIRE_CHAINS
 
 __attribute__((target("avx512f"))) std::uint64_t Sum512(const std::uint64_t* data,
