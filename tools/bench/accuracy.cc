@@ -35,12 +35,11 @@
 #include "cache_manager/cache_manager.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "formats/model_files.h"
-#include "formats/tensors/gguf_tensors.h"
 #include "kernels/backend/backend.h"
 #include "runtime/cpu_runner.h"
 #include "runtime/memory_plan.h"
 #include "runtime/model.h"
-#include "text/tokenizer/gguf_vocabulary.h"
+#include "runtime/model_stack.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire {
@@ -166,16 +165,6 @@ struct Score {
   }
 };
 
-// Opens the tokenizer of a directory with tokenizer.json, or of a GGUF file.
-absl::StatusOr<std::unique_ptr<text::Tokenizer>> OpenTokenizer(const std::string& path) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, formats::ModelFiles::FromPath(path));
-  if (files.gguf().empty()) return text::Tokenizer::Load(path);
-  QUIRE_ASSIGN_OR_RETURN(const formats::OpenedGguf opened, formats::OpenGguf(files));
-  QUIRE_ASSIGN_OR_RETURN(const text::GgufVocabulary vocabulary,
-                         text::ReadGgufVocabulary(opened.gguf));
-  return text::Tokenizer::FromGguf(vocabulary);
-}
-
 bool IsInsideCharacter(const std::string& text, std::size_t at) {
   return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
 }
@@ -200,7 +189,10 @@ absl::StatusOr<std::vector<std::int32_t>> ReadTokens(const Arguments& arguments)
   const std::string text =
       TrimToCharacters(content.str(), arguments.skip_bytes, arguments.tokens * kMaxBytesPerToken);
   const std::string& path = arguments.tokenizer.empty() ? arguments.reference : arguments.tokenizer;
-  QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(path));
+  QUIRE_ASSIGN_OR_RETURN(const formats::ModelFiles files, formats::ModelFiles::FromPath(path));
+  runtime::ModelOptions model;
+  model.path = path;
+  QUIRE_ASSIGN_OR_RETURN(const auto tokenizer, runtime::OpenTokenizer(model, files));
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> tokens,
                          tokenizer->Encode(text, {.add_special_tokens = true}));
   tokens.resize(std::min(tokens.size(), arguments.tokens));

@@ -117,11 +117,6 @@ def load():
     return config, api
 
 
-def first_sentence(comment):
-    match = re.match(r"(.*?[.:])(?: |$)", comment)
-    return match[1] if match else comment
-
-
 # --- configuration -------------------------------------------------------------------------------------------
 
 
