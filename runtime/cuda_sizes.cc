@@ -45,17 +45,6 @@ constexpr std::int64_t kMaxBiasPerSample = 64;
 constexpr std::int64_t kMaxBannedPerSample = 64;
 constexpr std::uint32_t kMaxMasks = 256;
 
-// Returns plan limits with the heads of queries and of pages set. MLA pages have one KV head.
-kernels::AttentionPlanLimits HeadsOf(const models::LayerSpec& layer) {
-  kernels::AttentionPlanLimits limits;
-  const bool is_latent = layer.attention == models::AttentionKind::kMla;
-  limits.num_heads = is_latent ? layer.mla.num_heads : layer.heads.num_heads;
-  limits.num_kv_heads = is_latent ? 1 : layer.heads.num_kv_heads;
-  limits.head_size =
-      is_latent ? layer.mla.kv_lora_rank + layer.mla.rope_size : layer.heads.head_size;
-  return limits;
-}
-
 std::uint32_t NumBuckets(std::uint32_t max_rows) {
   std::uint32_t buckets = 0;
   for (std::uint32_t rows = 1; rows <= GraphBucket(max_rows); rows = GraphBucket(rows + 1)) {
@@ -74,7 +63,6 @@ std::int64_t RankNodes(const models::ModelSpec& spec, const CudaSizes& sizes) {
   return 4 * ((elements + kPiece - 1) / kPiece) + kBranchNodes;
 }
 
-// Returns the number of additional nodes of a layer with an indexer.
 std::int64_t IndexNodes(const CudaSizes& sizes) {
   constexpr std::int64_t kRows = models::kIndexRows;
   const std::int64_t rows = GraphBucket(sizes.max_graph_rows);
@@ -175,12 +163,16 @@ kernels::AttentionPlanLimits AttentionLimitsOf(const models::ModelSpec& spec,
                                                const CudaSizes& sizes) {
   std::size_t layer = 0;
   while (!spec.layers[layer].has_kv() || layers.places[layer].group != group) ++layer;
-  kernels::AttentionPlanLimits limits = HeadsOf(spec.layers[layer]);
-  limits.max_sequences = sizes.limits.max_rows;
-  limits.max_step_tokens = sizes.buffers.max_step_tokens;
-  limits.max_length = sizes.max_context;
-  limits.window = layers.groups[group].window;
-  return limits;
+  const models::MlaSpec& mla = spec.layers[layer].mla;
+  const models::AttentionSpec& heads = spec.layers[layer].heads;
+  const bool is_mla = spec.layers[layer].attention == models::AttentionKind::kMla;
+  return {.max_sequences = sizes.limits.max_rows,
+          .max_step_tokens = sizes.buffers.max_step_tokens,
+          .max_length = sizes.max_context,
+          .num_heads = is_mla ? mla.num_heads : heads.num_heads,
+          .num_kv_heads = is_mla ? 1 : heads.num_kv_heads,
+          .head_size = is_mla ? mla.kv_lora_rank + mla.rope_size : heads.head_size,
+          .window = layers.groups[group].window};
 }
 
 RunnerMemory RunnerMemoryFor(const models::ModelSpec& spec, const CudaSizes& sizes,

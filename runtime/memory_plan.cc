@@ -25,7 +25,6 @@ std::int64_t RoundUp(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// Returns the offset in bytes of the index rows in a page.
 std::int64_t IndexOffset(const cache::KvGeometry& geometry) {
   return RoundUp(geometry.packed_rows() * geometry.row_elements() * DTypeSize(geometry.dtype),
                  static_cast<std::int64_t>(cache::kPoolAlignment));
@@ -60,7 +59,6 @@ void AddIndexRows(const models::ModelSpec& spec, std::uint32_t index_slots,
   geometry->scale_page_stride = stride / row * geometry->scale_row_elements();
 }
 
-// Returns the bytes of the index rows of one page.
 std::int64_t PageIndexBytes(const models::ModelSpec& spec, const models::LayerGroups& layers,
                             const cache::KvGeometry& pool) {
   if (layers.index_slots == 0) return 0;
@@ -204,10 +202,6 @@ absl::StatusOr<models::Checkpoint> OpenHeaders(const formats::ModelFiles& files,
                                  models::TensorNamesOf(checked.config),
                                  /*with_values=*/false);
 }
-
-}  // namespace
-
-namespace {
 
 // True if every matrix in memory, the head included, is unquantized bf16.
 bool AreMatricesBf16(const models::WeightSlots& slots) {

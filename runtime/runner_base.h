@@ -70,7 +70,6 @@ struct RunnerBase {
   std::size_t next_prompt_logprob_ = 0;
 };
 
-// Convert results of kernels to the results of a step.
 StepToken ToStepToken(const kernels::SampledRow& row);
 StepToken ToStepToken(const kernels::TokenLogprob& token);
 

@@ -140,7 +140,6 @@ class ProductCheck {
 
   // Returns a product with the fields that follow from matrix and epilogue.
   Product Describe(const Epilogue& epilogue, const PackedLinear& weight) const;
-  // Returns the parameters of Linear for `rows` rows.
   kernels::LinearParams ParamsOf(const Product& product, const Epilogue& epilogue,
                                  const PackedLinear& weight, const float* bias, ConstFloatPtr x,
                                  FloatPtr y, std::uint32_t rows) const;
@@ -682,7 +681,6 @@ absl::Status ProductCheck::Check(const Product& product, std::uint32_t max_rows)
   return absl::OkStatus();
 }
 
-// Returns the error of a row of y.
 double ProductCheck::ErrorOf(const Product& product, std::span<const std::byte> row,
                              std::uint32_t pattern) const {
   const std::size_t columns = product.columns.empty() ? static_cast<std::size_t>(product.y_columns)

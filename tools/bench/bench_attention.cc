@@ -27,16 +27,16 @@ namespace quire::kernels {
 namespace {
 
 struct Shape {
-  DType dtype;
-  std::uint32_t heads;
-  std::uint32_t kv_heads;
-  std::uint32_t head_size;
-  std::uint32_t batch;       // sequences
-  std::uint32_t cached;      // cached tokens of a sequence
-  std::uint32_t rows;        // new rows of a sequence
-  std::uint32_t page_size;   // in tokens
-  bool shuffled;             // the pages of a sequence are in random order
-  std::uint32_t window = 0;  // 0: none
+  DType dtype = DType::kBF16;
+  std::uint32_t heads = 16;
+  std::uint32_t kv_heads = 4;
+  std::uint32_t head_size = 64;
+  std::uint32_t batch = 1;       // sequences
+  std::uint32_t cached = 0;      // cached tokens of a sequence
+  std::uint32_t rows = 1;        // new rows of a sequence
+  std::uint32_t page_size = 64;  // in tokens
+  bool shuffled = true;          // the pages of a sequence are in random order
+  std::uint32_t window = 0;      // 0: none
   std::uint32_t layers = 1;
   std::uint32_t value_columns = 0;  // for MLA rows; 0: no MLA
 };
@@ -303,15 +303,12 @@ void BM_Bf16Attention(benchmark::State& state) {
   const Backend backend = *Backend::Create(Device::Cpu(), &pool,
                                            is_bf16 ? CpuActivations::kBF16 : CpuActivations::kF32);
   const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
-  Step step(backend, {.dtype = DType::kBF16,
-                      .heads = at(0),
+  Step step(backend, {.heads = at(0),
                       .kv_heads = at(1),
                       .head_size = at(2),
                       .batch = at(3),
                       .cached = at(4),
-                      .rows = at(5),
-                      .page_size = 64,
-                      .shuffled = true});
+                      .rows = at(5)});
   TimeSteps(state, step);
   CountWork(state, step);
 }
@@ -334,16 +331,7 @@ void BM_ShortAttention(benchmark::State& state) {
   ThreadPool pool(static_cast<int>(state.range(3)));
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
   const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
-  Step step(backend, {.dtype = DType::kBF16,
-                      .heads = 16,
-                      .kv_heads = 4,
-                      .head_size = 64,
-                      .batch = at(0),
-                      .cached = at(1),
-                      .rows = 1,
-                      .page_size = 64,
-                      .shuffled = true,
-                      .layers = at(2)});
+  Step step(backend, {.batch = at(0), .cached = at(1), .layers = at(2)});
   TimeSteps(state, step);
   state.SetBytesProcessed(static_cast<std::int64_t>(step.bytes()) * state.iterations());
 }
@@ -362,16 +350,7 @@ void BM_WindowedAttention(benchmark::State& state) {
   ThreadPool pool(1);
   const Backend backend = *Backend::Create(Device::Cpu(), &pool);
   const auto at = [&](std::size_t i) { return static_cast<std::uint32_t>(state.range(i)); };
-  Step step(backend, {.dtype = DType::kBF16,
-                      .heads = 16,
-                      .kv_heads = 4,
-                      .head_size = 64,
-                      .batch = 1,
-                      .cached = at(0),
-                      .rows = at(2),
-                      .page_size = 64,
-                      .shuffled = true,
-                      .window = at(1)});
+  Step step(backend, {.cached = at(0), .rows = at(2), .window = at(1)});
   TimeSteps(state, step);
 }
 BENCHMARK(BM_WindowedAttention)
@@ -394,15 +373,10 @@ void BM_SparseAttention(benchmark::State& state) {
   const Backend backend = *Backend::Create(Device::Cpu(), &pool, CpuActivations::kF32);
   const auto cached = static_cast<std::uint32_t>(state.range(0));
   const auto topk = static_cast<std::uint32_t>(state.range(1));
-  const Shape shape{.dtype = DType::kBF16,
-                    .heads = kHeads,
+  const Shape shape{.heads = kHeads,
                     .kv_heads = 1,
                     .head_size = kColumns,
-                    .batch = 1,
                     .cached = cached,
-                    .rows = 1,
-                    .page_size = 64,
-                    .shuffled = true,
                     .value_columns = kRank};
   Step step(backend, shape);
   Shape index_shape = shape;
