@@ -14,7 +14,7 @@ set(QUIRE_WARNINGS -Wall -Wextra -Wconversion -Werror $<$<CXX_COMPILER_ID:Clang>
 
 function(_quire_common_options target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${QUIRE_WARNINGS}>)
-  # -O1 under a sanitizer, since otherwise one large test compiles for minutes. The sanitizer makes g++ 12 report
+  # Sanitizer builds use -O1, because otherwise one large test compiles for minutes. With a sanitizer, g++ 12 reports
   # inactive members of variants as uninitialized.
   if(QUIRE_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
@@ -25,7 +25,8 @@ function(_quire_common_options target)
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined
                            -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
     target_link_options(${target} PRIVATE -fsanitize=address,undefined)
-    # Coverage instrumentation for libFuzzer (tests/fuzz); no effect in other programs. scripts/lint checks clang's warnings.
+    # Adds coverage instrumentation for libFuzzer (tests/fuzz), which has no effect in other programs. Warnings of clang
+    # are not errors here, because scripts/lint checks them.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-fsanitize=fuzzer-no-link>
                            $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-error>)
   elseif(QUIRE_SANITIZE STREQUAL "thread")
@@ -88,7 +89,7 @@ function(quire_component)
   endif()
   add_library(quire::${LIB_NAME} ALIAS ${target})
   if(QUIRE_TESTS AND LIB_HDRS)
-    set(alone ${LIB_SRCS})  # a source that includes its own header first proves that one (style_check)
+    set(alone ${LIB_SRCS})  # each source includes its own header first (style_check), so these need no check
     list(TRANSFORM alone REPLACE "\\.cc$" ".h")
     list(REMOVE_ITEM LIB_HDRS ${alone})
     _quire_header_check(${LIB_NAME} "${LIB_HDRS}" "${LIB_DEPS}" "${libraries}")

@@ -103,7 +103,7 @@ function(quire_cuda_libraries)
     list(APPEND copies ${copy})
   endforeach()
   add_library(${target}_emulated STATIC $<TARGET_OBJECTS:${target}_objects> ${copies})
-  # BEFORE, so that the emulator's headers hide those of the same name. Its copies include their sources by path.
+  # BEFORE, so that the emulator's headers hide other headers of the same name. The copies include their sources by path.
   target_include_directories(${target}_emulated BEFORE
                              PRIVATE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator/include)
   target_include_directories(${target}_emulated PRIVATE ${PROJECT_SOURCE_DIR})

@@ -17,8 +17,8 @@ namespace quire::runtime {
 namespace {
 
 // True if `status` means that this build can use no GPU of this machine. device.type auto then
-// selects the CPU. A GPU that is not ready yet has the reason DEVICE_ERROR (CudaStatus), because a
-// restart may find it ready.
+// selects the CPU. False if a GPU is not ready yet, because a restart may find it ready. CudaStatus
+// gives that error the reason DEVICE_ERROR.
 bool IsNoGpu(const absl::Status& status) {
   return !GetErrorReason(status) &&
          (absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status));

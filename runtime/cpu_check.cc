@@ -161,7 +161,7 @@ absl::StatusOr<CpuLevelCheck> CheckCpuLevel(absl::string_view level,
                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return ChildError("mmap", errno);
   const std::unique_ptr<SharedChecks, Unmap> shared(new (memory) SharedChecks);
-  // Reported as the kernel if the child fails before its first kernel.
+  // If the child fails before its first kernel, this entry is reported instead of a kernel.
   Store({.kernel = "selection", .shape = result.level}, /*is_finished=*/false, shared.get());
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ChildError("pipe2", errno);

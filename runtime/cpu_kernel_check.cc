@@ -189,7 +189,7 @@ class Checker {
   Checker(const CheckedOps& ops, KernelCheckSink sink) : ops_(ops), sink_(sink) {}
 
   void CheckProducts();
-  // With kBF16 the bits must be those of the reference.
+  // With kBF16 the result must equal the reference bitwise.
   void CheckAttention(CpuActivations activations);
   void CheckNorm();
   // The second of two steps continues from the state of the first one.
@@ -227,7 +227,7 @@ void Checker::CheckProduct(const Backend& backend, absl::string_view weights,
       weight.format() == WeightFormat::kInt8 || weight.format() == WeightFormat::kInt4;
   const CpuActivations activations = backend.activations();
   const bool is_bf16 = activations == CpuActivations::kBF16;
-  // sse4 has no fused multiply-add.
+  // sse4 has no fused multiply-add, so its sums are rounded differently.
   const bool has_equal_bits = is_bf16 || (is_integer && backend.isa() != "sse4");
   KernelCheck check = {.kernel = is_bf16      ? "bf16 product"
                                  : is_integer ? "int8 product"
@@ -307,7 +307,7 @@ class SequencePair {
   // Cached tokens of the second sequence, which has 1 new token.
   static constexpr std::uint32_t kCached = 65;
 
-  // Stores the tokens of both sequences. The pages of each are not adjacent.
+  // Stores the tokens of both sequences. The pages of a sequence are not adjacent.
   explicit SequencePair(const Backend& backend) {
     const std::uint32_t second[] = {6, 5, 4, 3, 1};
     std::copy(std::begin(second), std::end(second), table_ + kTableStride);

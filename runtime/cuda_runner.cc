@@ -91,7 +91,7 @@ struct CudaRunner::State : RunnerBase {
   // Plans the attention of the rows of a step, or of its tail.
   absl::Status Plan(std::uint32_t batch_size, bool has_prompt_rows, bool has_generated_rows,
                     const models::TailArrays* of_tail = nullptr);
-  // Runs the decoder and the head of a whole bucket, as one graph if it exists.
+  // Runs the decoder and the head of a whole bucket, as one graph if the bucket has a graph.
   absl::Status RunGraph(std::uint32_t bucket);
   // Enqueues planner, decoder and head for `num_tokens` tokens of any number of rows.
   absl::Status EnqueuePadded(std::uint32_t num_tokens, bool has_prompt_rows);
@@ -134,7 +134,7 @@ struct CudaRunner::State : RunnerBase {
   std::vector<kernels::AnyKvCollection> kv;          // one per layer group over the one pool
   std::optional<kernels::AnyKvCollection> slots_kv;  // the layer slots, for whole pages
   std::optional<kernels::AnyKvCollection> index;     // index rows of the pool, if it has any
-  std::optional<CudaTail> tail;  // set if the last layers of the model write nothing
+  std::optional<CudaTail> tail;                   // set if the model has tail layers (tail_rows.h)
   std::vector<kernels::AnyKvCollection> tail_kv;  // `kv` with the cached tokens of the tail
   std::vector<std::unique_ptr<kernels::AttentionPlan>> plans;      // CudaSizes::attention
   std::vector<kernels::AttentionPlan*> group_plans;                // by layer group
@@ -408,8 +408,9 @@ absl::Status CudaRunner::State::EnqueueTail() {
                       .tail = arrays});
 }
 
-// Enqueues steps of p and p + 1 tokens for every power of two p. These steps use all kernels: an op
-// selects its kernel by powers of two, or by a single other threshold.
+// Enqueues steps of p and p + 1 tokens for every power of two p. An op changes its kernel only at
+// numbers of tokens that are powers of two, or at a single other number, so these steps use all
+// kernels.
 absl::Status CudaRunner::State::EnqueueAllKinds() {
   QUIRE_RETURN_IF_ERROR(
       inputs->Upload({.words = 1}, /*slot=*/0, /*num_head_tokens=*/0, {}, nullptr, 0, &buffers));

@@ -24,8 +24,8 @@ struct SelfCheckReport;
 
 // Computes steps on a GPU, up to two ahead of the host. One copy from rotating pinned buffers
 // uploads tokens, lengths and the changed parts of the lookup tables. Page copies, attention
-// planner, decoder, head and sampler follow on the same stream, and an event completes the step. A
-// kernel inserts the tokens that the previous step samples.
+// planner, decoder, head and sampler follow on the same stream, and an event marks the end of the
+// step. A kernel inserts the tokens that the previous step samples.
 //
 //   Run(n)      check, order, pack | copy, scatter | pages, plan, decoder, head, samples | event
 //   SampleLate  late samples | event, instead of the event of Run

@@ -15,14 +15,14 @@ namespace {
 
 // Maximum device memory of a graph node: its arguments and the driver's data.
 constexpr std::int64_t kGraphNodeBytes = 32 << 10;
-// Maximum number of nodes of a layer. kOtherNodes is the maximum outside the layers.
+// Maximum number of nodes of a layer. kOtherNodes is the maximum number outside the layers.
 constexpr std::int64_t kNodesPerLayer = 12;
 constexpr std::int64_t kQkNormNodes = 2;
 constexpr std::int64_t kBranchNodes = 4;  // norm and sum of both branches
 // Additional nodes of an MoE layer: router, dispatch to experts, combine, and a shared expert.
 constexpr std::int64_t kMoeNodes = 12;
 // Additional nodes of the branch that multiplies by a layer's input (LayerSpec::input). Computing
-// the inputs of all layers takes as many nodes.
+// the inputs of all layers takes the same number of nodes.
 constexpr std::int64_t kInputNodes = 4;
 constexpr std::int64_t kOtherNodes = 16;
 // Additional nodes of a recurrent layer: convolution, scan and gate, the quantization of their rows

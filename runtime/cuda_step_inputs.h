@@ -26,8 +26,8 @@ struct PackedStep {
   std::int64_t words = 0;        // 32-bit words to copy
   bool has_prompt_rows = false;
   bool has_generated_rows = false;
-  // The tokens that the last layers compute (CudaTail); absent: all. The list of tokens that need
-  // logits then has indices into these tokens.
+  // The tokens that the tail layers compute (CudaTail); absent: all tokens. If set, the list of
+  // tokens that need logits has indices into these tokens.
   std::optional<models::TailArrays> tail = std::nullopt;
 };
 

@@ -15,10 +15,10 @@
 
 namespace quire::runtime {
 
-// Chooses the tokens that the last layers of a step compute (tail_rows.h), and uploads them. In
-// each row, they are the tokens from the first token with logits to the last token.
+// Chooses the tokens that the tail layers (tail_rows.h) of a step compute, and uploads them. In
+// each row, the tail has the tokens from the first token with logits to the last token.
 //
-// Place:      part of CudaRunner, if the last layers of the model write nothing.
+// Place:      part of CudaRunner, if the model has tail layers.
 // Invariants: a step has no tail if it runs as a graph, if hidden states or pools are requested, or
 //             if every row has logits from its first token on.
 // Threads:    the engine thread.

@@ -85,8 +85,9 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
 absl::StatusOr<CpuPlan> PlanCpu(const RuntimeOptions& options, const formats::ModelFiles& files,
                                 std::int64_t free_bytes);
 
-// Returns each use of GPU memory with its bytes, then "total", "reserve", "free" and, on the host,
-// "pinned" and "prefix_index". Without recurrent layers there are no "states".
+// Returns each use of GPU memory with its bytes, then "total", "reserve" and "free". The last
+// entries, "pinned" and "prefix_index", are host memory. Without recurrent layers there is no entry
+// "states".
 std::vector<std::pair<std::string, std::int64_t>> PlanLines(const DevicePlan& plan);
 
 // Returns the options of a runner on either device. The caller sets the options that depend on the

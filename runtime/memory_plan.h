@@ -76,7 +76,8 @@ std::int64_t PlanWorkspaceBytes(const models::ModelSpec& spec, const RunnerOptio
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // equals Model::weight_bytes after loading
   std::string weight_format;      // Model::quantization
-  // Activations of products. HostPlanOptions::activations, or what kAuto means for the weights.
+  // Type of the activations of products: HostPlanOptions::activations, with kAuto replaced by the
+  // type that suits the weights.
   kernels::CpuActivations activations = kernels::CpuActivations::kF32;
   models::LayerGroups layer_groups;
   std::int64_t page_bytes = 0;          // one page

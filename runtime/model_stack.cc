@@ -100,8 +100,8 @@ void LogLayerGroups(const models::LayerGroups& layers) {
 }
 
 // Binds the calling thread, while this object exists, to the CPU that computes part 0 of every op.
-// The thread then is the first to touch the weights that it packs, so these are allocated on the
-// NUMA node of that CPU.
+// The first thread that touches memory determines its NUMA node. So the weights that the calling
+// thread packs are allocated on the node of that CPU.
 class LoadBinding {
  public:
   explicit LoadBinding(const ThreadPool& pool) {
@@ -149,7 +149,7 @@ absl::Status CheckPlan(const RuntimeOptions& options, const formats::ModelFiles&
                        " bytes of memory are free; use a smaller model, or a smaller "
                        "model.quantization such as int4_g32"));
     }
-    // The start plans the pages after it has loaded the weights.
+    // At start, the pages are planned after the weights are loaded.
     return PlanCpuPool(options, model.spec, free_bytes - plan.memory.weight_bytes).status();
   }
   const absl::StatusOr<Device> gpu = OpenCudaDevice(options.device.cuda_ordinal);
@@ -265,7 +265,7 @@ absl::Status ModelStack::PrepareCpu(const RuntimeOptions& options,
   if (options.model.dtype == DType::kBF16) {
     return absl::InvalidArgumentError("model.dtype is bf16, and the CPU computes in f32 only");
   }
-  // Loading weights is slow, so the part of the plan that does not need them is checked first.
+  // Loading weights is slow, so the part of the plan that needs no weights is checked first.
   QUIRE_ASSIGN_OR_RETURN(const CpuPlan plan, PlanCpu(options, files, FreeHostMemory()));
   QUIRE_RETURN_IF_ERROR(device_->SetActivations(plan.memory.activations));
   log::Info("model", "activations of matrix products",

@@ -7,7 +7,7 @@
 //         the runner and the cache manager, compute one token
 //   GPU   open the tokenizer, plan all memory (an error if it does not fit), load the weights,
 //         create the pool and the runner, run the self-check, create the cache manager, run the
-//         first steps
+//         first steps (first_steps.h)
 //
 // Place:      above ComputeDevice, the plans (device_plan.h, memory_plan.h, state_plan.h) and
 //             the runners; below the engine, which gets the parts.
@@ -50,7 +50,7 @@ struct LoadTimes {
 struct MemoryUse {
   std::string kind;  // "weights"
   std::int64_t bytes = 0;
-  bool on_host = false;  // host memory, although a GPU computes
+  bool on_host = false;  // host memory of a model that runs on a GPU
 };
 
 class ModelStack {
@@ -58,7 +58,7 @@ class ModelStack {
   // `files` are the files of options.model.path. options.steps must have been computed for
   // `device`. Errors name either the file, or the key with its value and its limit. On a GPU, Build
   // also returns the errors of the self-check. If `checks` is not null, it receives the comparisons
-  // of the self-check, also if one failed.
+  // of the self-check, even if one failed.
   static absl::StatusOr<std::unique_ptr<ModelStack>> Build(
       const RuntimeOptions& options, const formats::ModelFiles& files,
       std::unique_ptr<ComputeDevice> device, std::vector<kernels::KernelCheck>* checks = nullptr);
@@ -78,7 +78,7 @@ class ModelStack {
   const models::LayerGroups& layers() const { return layers_; }
   const cache::KvPool& pool() const { return *pool_; }
   StepRunner* runner() const { return runner_.get(); }
-  // Returns the cache manager, which has already run the first steps (first_steps.h). Call once.
+  // Returns the cache manager, which the first steps (first_steps.h) have already used. Call once.
   std::unique_ptr<cache::CacheManager> TakeCache() { return std::move(cache_); }
 
   const LoadTimes& load_times() const { return load_times_; }

@@ -32,8 +32,8 @@
 
 namespace quire::runtime {
 
-// Version of the text, the packed weight formats, the rounding of weights and the order of vectors.
-// Incremented when any of them changes.
+// Version of the text, the packed weight formats, the rounding of weights and the order of the
+// vectors in memory. Incremented when any of these changes.
 inline constexpr int kPackedFileVersion = 7;
 
 // Identifies the weights in a file.

@@ -94,9 +94,10 @@ absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
                        const kernels::Backend& backend);
 
 // Converts `status`, an error of the device or of memory, to the error of the self-check. The
-// message of `status` begins with kernel and shape. The name of the check is added before it and
-// the remedy after it. DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED keep their codes; other errors
-// become FAILED_PRECONDITION. No remedy is added to RESOURCE_EXHAUSTED, which has one already.
+// message of `status` begins with kernel and shape. CheckError adds "self-check of the kernels"
+// before this message and the remedy after it. DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED keep their
+// codes; other errors become FAILED_PRECONDITION. No remedy is added to RESOURCE_EXHAUSTED, which
+// has one already.
 absl::Status CheckError(const absl::Status& status, const kernels::Backend& backend);
 
 struct SelfCheckReport {

@@ -540,7 +540,8 @@ absl::StatusOr<std::string> AttentionCheck::CompareQueries(ConstFloatPtr device,
 }
 
 absl::Status AttentionCheck::Store() {
-  // Fills whole pages, because kernels may multiply keys after the end of a sequence by zero.
+  // Fills whole pages, because kernels may multiply keys after the end of a sequence by zero. With
+  // poisoned keys the product would be NaN.
   const std::uint32_t tokens = pages_ * geometry_.page_size;
   const Sequence all{.length = tokens, .rows = tokens};
   QUIRE_RETURN_IF_ERROR(UploadTable({&all, 1}));
@@ -799,7 +800,7 @@ absl::Status AttentionCheck::CompareBatch(std::span<const Sequence> sequences, b
   QUIRE_ASSIGN_OR_RETURN(const std::string difference,
                          CompareWithSingleSequences(sequences, is_prompt, arrays, first));
   if (check.fault.empty()) check.fault = difference;
-  // An error above the limit is the more useful description, and SelfCheckContext::Add provides it.
+  // If the error is above the limit, SelfCheckContext::Add describes that, which is more useful.
   if (!(check.error <= check.limit)) check.fault.clear();
   context_->Add(std::move(check));
   return absl::OkStatus();

@@ -43,7 +43,7 @@ class SelfCheckContext {
   SelfCheckWork& work() { return report_->work; }
 
   // Device memory for one check. Release(mark) frees the memory that was taken since used()
-  // returned `mark`. Free frees all of it.
+  // returned `mark`. Free frees all memory.
   void Free() { used_ = 0; }
   void Release(std::int64_t mark) { used_ = mark; }
   std::int64_t used() const { return used_; }

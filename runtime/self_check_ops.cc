@@ -50,7 +50,7 @@ absl::Status CompareRows(SelfCheckContext* context, kernels::KernelCheck check, 
                                  ", which has the same input");
     }
   }
-  // An error that is NaN or above the limit is the more useful description, and Add provides it.
+  // If the error is NaN or above the limit, Add describes that, which is more useful.
   if (!(check.error <= check.limit)) check.fault.clear();
   context->Add(std::move(check));
   return absl::OkStatus();

@@ -636,7 +636,7 @@ absl::Status ProductCheck::ComputeReferences(const Product& product, std::span<c
 
 absl::Status ProductCheck::Check(const Product& product, std::uint32_t max_rows) {
   context_->Begin(product.kernel, absl::StrCat(product.form, ", ", product.dimensions));
-  // Room for the lists of `order`.
+  // Memory that stays free for the lists of `order`.
   const std::int64_t spare = product.order == nullptr ? 1 << 10 : 64 << 10;
   context_->Free();
   const DType activation = context_->activation();
@@ -759,7 +759,7 @@ absl::Status ProductCheck::CheckRows(const Product& product, std::uint32_t rows,
       }
     }
   }
-  // An error above the limit is the more useful description, and SelfCheckContext::Add provides it.
+  // If the error is above the limit, SelfCheckContext::Add describes that, which is more useful.
   if (check.error <= check.limit) check.fault = fault;
   context_->Add(std::move(check));
   return absl::OkStatus();

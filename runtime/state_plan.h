@@ -36,8 +36,8 @@ struct StatePlan {
 
 // Plans share * kv_bytes / slot_bytes snapshots, at most as many as pages fit into kv_bytes and at
 // most max_pages, but never fewer than 2. Returns RESOURCE_EXHAUSTED if the slots of the rows take
-// more than half of kv_bytes, or if two pages do not fit besides all slots. With may_lower_rows,
-// that happens only if not even one row fits.
+// more than half of kv_bytes, or if two pages do not fit besides all slots. With may_lower_rows, an
+// error is returned only if not even one row fits.
 absl::StatusOr<StatePlan> PlanStateSlots(const StatePlanRequest& request);
 
 }  // namespace quire::runtime

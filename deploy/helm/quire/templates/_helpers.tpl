@@ -19,7 +19,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default (ternary "cuda" "latest" (gt (int .Values.gpu.count) 0)) }}
 {{- end }}
 
-{{/* quire.yaml: values.config, then what the other values set. */}}
+{{/* Contents of quire.yaml: the keys that the other values set, overridden by those of values.config. */}}
 {{- define "quire.config" -}}
 {{- $config := dict "model" (dict "path" .Values.model.path) }}
 {{- with .Values.model.pull }}
