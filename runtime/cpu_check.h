@@ -58,8 +58,8 @@ struct CpuCheck {
   // OK, or the reason why the CPU cannot be used: the configured level failed, all levels failed,
   // or no child process could be started.
   absl::Status status;
-  std::string isa = "auto";            // the level that passed; device.cpu.isa if none was checked
-  SelfCheck result;                    // summary over the levels that were checked
+  std::string isa = "auto";  // the level that passed; device.cpu.isa if no level was checked
+  SelfCheck result;          // summary over the levels that were checked
   std::vector<CpuLevelCheck> skipped;  // better levels, which failed
 };
 

@@ -37,8 +37,8 @@ absl::StatusOr<cache::KvGeometry> KvGeometryFor(const models::ModelSpec& spec,
                                                 std::uint32_t page_size, DType kv_dtype,
                                                 std::uint32_t num_blocks);
 
-// The position of a model's index rows (models::IndexSpec) in a pool. They follow the other rows of
-// each page. They are bf16, or f32 in pages of f32.
+// The position of a model's index rows (models::IndexSpec) in a pool. Index rows follow the other
+// rows of each page. Their type is f32 in pages of f32, and bf16 in other pages.
 struct IndexRows {
   std::int64_t offset_bytes = 0;  // from KvPool::blocks()
   cache::KvGeometry geometry;     // its views are LatentView(collection, LayerPlace::index_slot)

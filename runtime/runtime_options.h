@@ -24,10 +24,10 @@ struct DeviceOptions {
   std::int32_t cuda_ordinal = 0;        // ordinal of the GPU to use
   std::int64_t reserve_bytes = 0;       // GPU memory left free if the pool is sized automatically
   std::optional<std::int32_t> threads;  // number of compute threads; absent: physical cores
-  bool pin_threads = true;              // binds threads to cores if there is a core for each
+  bool pin_threads = true;              // binds threads to cores if each thread gets a core
   std::string isa = "auto";             // a name that kernels::SelectCpuIsa accepts
   kernels::CpuActivations activations = kernels::CpuActivations::kAuto;
-  std::string determinism;  // "strict", "batch_invariant" or "fast"; no difference on CPUs
+  std::string determinism;  // "strict", "batch_invariant" or "fast"; no effect on CPUs
   bool cuda_graphs = true;
   bool hopper_kernels = true;  // GPUs of compute capability 9.0 run the kernels made for them
 };

@@ -194,7 +194,7 @@ absl::Status MeasureQuantizedWeights(benchmark::State& state, Gpu& gpu, const Qu
 
 // Arguments: format, number of inputs that share a scale (0: all), zero points (0 or 1), act-order
 // permutation (0 or 1), N, K, rows.
-absl::Status CodedLinear(benchmark::State& state, Gpu& gpu) {
+absl::Status QuantizedLinear(benchmark::State& state, Gpu& gpu) {
   const auto group = static_cast<std::uint32_t>(state.range(1));
   const auto k = static_cast<std::uint32_t>(state.range(5));
   const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
@@ -211,28 +211,28 @@ constexpr auto kInt8 = static_cast<std::int64_t>(WeightFormat::kInt8);
 constexpr auto kFp8 = static_cast<std::int64_t>(WeightFormat::kFp8E4M3);
 constexpr auto kInt4 = static_cast<std::int64_t>(WeightFormat::kInt4);
 constexpr auto kFp4 = static_cast<std::int64_t>(WeightFormat::kFp4E2M1);
-void CodedShapes(Benchmark* benchmark) {
+void QuantizedShapes(Benchmark* benchmark) {
   benchmark->ArgNames({"format", "group", "zeros", "order", "n", "k", "m"})->UseManualTime();
-  struct Coded {
+  struct QuantizedCase {
     std::int64_t format, group, zeros, order;
   };
-  for (const Coded& c : {Coded{kInt8, 0, 0, 0},
-                         {kInt8, 32, 0, 0},
-                         {kInt8, 128, 0, 0},
-                         {kFp8, 0, 0, 0},
-                         {kFp8, 128, 0, 0},
-                         {kInt4, 32, 0, 0},
-                         {kInt4, 128, 0, 0},
-                         {kInt4, 128, 1, 0},
-                         {kInt4, 128, 1, 1},
-                         {kFp4, 32, 0, 0}}) {
+  for (const QuantizedCase& c : {QuantizedCase{kInt8, 0, 0, 0},
+                                 {kInt8, 32, 0, 0},
+                                 {kInt8, 128, 0, 0},
+                                 {kFp8, 0, 0, 0},
+                                 {kFp8, 128, 0, 0},
+                                 {kInt4, 32, 0, 0},
+                                 {kInt4, 128, 0, 0},
+                                 {kInt4, 128, 1, 0},
+                                 {kInt4, 128, 1, 1},
+                                 {kFp4, 32, 0, 0}}) {
     for (const int rows : {1, 8, 64, 2048}) {
       benchmark->Args({c.format, c.group, c.zeros, c.order, 28672, 4096, rows});
     }
   }
 }
-BENCHMARK(Run<CodedLinear>)->Name("BM_CodedLinear")->Apply(CodedShapes);
-BENCHMARK(Run<CodedLinear>)
+BENCHMARK(Run<QuantizedLinear>)->Name("BM_CodedLinear")->Apply(QuantizedShapes);
+BENCHMARK(Run<QuantizedLinear>)
     ->Name("BM_CodedLinear/tiny")
     ->Args({kInt4, 32, 1, 1, 128, 64, 3})
     ->UseManualTime();
@@ -383,7 +383,7 @@ absl::Status GroupedProducts(benchmark::State& state, Gpu& gpu) {
 }
 
 // Arguments: format, number of inputs that share a scale, groups, N, K, rows.
-absl::Status GroupedCodes(benchmark::State& state, Gpu& gpu) {
+absl::Status GroupedQuantized(benchmark::State& state, Gpu& gpu) {
   const auto groups = static_cast<std::uint32_t>(state.range(2));
   const QuantizedShape shape{.format = static_cast<WeightFormat>(state.range(0)),
                              .n = static_cast<std::uint32_t>(state.range(3)),
@@ -420,13 +420,13 @@ BENCHMARK(Run<GroupedProducts>)
     ->Args({3, 128, 64, 40})
     ->UseManualTime();
 // GPT-OSS 20B: gate and up for one token and 64 tokens.
-BENCHMARK(Run<GroupedCodes>)
+BENCHMARK(Run<GroupedQuantized>)
     ->Name("BM_GroupedCodes")
     ->ArgNames({"format", "group", "groups", "n", "k", "m"})
     ->Args({kFp4, 32, 32, 5760, 2880, 4})
     ->Args({kFp4, 32, 32, 5760, 2880, 256})
     ->UseManualTime();
-BENCHMARK(Run<GroupedCodes>)
+BENCHMARK(Run<GroupedQuantized>)
     ->Name("BM_GroupedCodes/tiny")
     ->Args({kFp4, 32, 3, 128, 64, 5})
     ->Args({kInt4, 32, 3, 128, 64, 40})
