@@ -48,6 +48,12 @@ std::int64_t UsefulBlocks(std::uint32_t max_rows, const cache::PageDemand& deman
   return pages * max_rows + 1;
 }
 
+// Returns the geometry of the smallest pool.
+absl::StatusOr<cache::KvGeometry> SmallestGeometry(const RuntimeOptions& options,
+                                                   const models::ModelSpec& spec) {
+  return KvGeometryFor(spec, options.pool.page_size, options.pool.dtype, /*num_blocks=*/2);
+}
+
 DevicePlanOptions PlanOptions(const RuntimeOptions& options, const DevicePlan& plan,
                               std::uint32_t num_sms) {
   DevicePlanOptions request;
@@ -69,9 +75,7 @@ absl::StatusOr<std::uint32_t> ConfiguredBlocks(const RuntimeOptions& options,
                                                const models::ModelSpec& spec,
                                                std::int64_t state_bytes) {
   if (!options.pool.capacity_bytes) return 0;
-  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                       /*num_blocks=*/2));
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry, SmallestGeometry(options, spec));
   absl::StatusOr<std::uint32_t> blocks =
       NumBlocksForBytes(geometry, *options.pool.capacity_bytes - state_bytes);
   if (blocks.ok()) {
@@ -122,9 +126,7 @@ absl::StatusOr<StatePlan> PlanDeviceStates(const RuntimeOptions& options,
                                            std::int32_t context_tokens, DevicePlanOptions request) {
   constexpr std::uint32_t kFewestSlots = 2;
   const models::LayerGroups layers = models::PlanLayerGroups(spec);
-  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry,
-                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                       /*num_blocks=*/2));
+  QUIRE_ASSIGN_OR_RETURN(const cache::KvGeometry geometry, SmallestGeometry(options, spec));
   StatePlanRequest states = StateRequest(options, layers.state_bytes, geometry.page_bytes(),
                                          options.pool.capacity_bytes.value_or(0));
   if (layers.state_bytes > 0 && !options.pool.capacity_bytes) {
@@ -159,9 +161,7 @@ absl::StatusOr<StatePlan> SmallestStates(const RuntimeOptions& options,
                                          const models::ModelSpec& spec) {
   CpuPool pool;
   pool.layers = models::PlanLayerGroups(spec);
-  QUIRE_ASSIGN_OR_RETURN(pool.geometry,
-                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                       /*num_blocks=*/2));
+  QUIRE_ASSIGN_OR_RETURN(pool.geometry, SmallestGeometry(options, spec));
   RuntimeOptions smallest = options;
   smallest.pool.state_share = 0;
   const std::int64_t enough = 2 * (options.steps.max_rows + 4) * pool.layers.state_bytes;
@@ -305,9 +305,7 @@ absl::StatusOr<CpuPool> PlanCpuPool(const RuntimeOptions& options, const models:
   CpuPool pool;
   const auto own = static_cast<std::int32_t>(spec.max_position);
   QUIRE_ASSIGN_OR_RETURN(pool.wanted_context_tokens, ContextTokens(options.model, own));
-  QUIRE_ASSIGN_OR_RETURN(pool.geometry,
-                         KvGeometryFor(spec, options.pool.page_size, options.pool.dtype,
-                                       /*num_blocks=*/2));
+  QUIRE_ASSIGN_OR_RETURN(pool.geometry, SmallestGeometry(options, spec));
   pool.layers = models::PlanLayerGroups(spec);
   const cache::PageDemand demand = PageDemandFor(options, pool.layers);
   absl::StatusOr<StatePlan> states =

@@ -199,28 +199,27 @@ absl::Status Run(const std::string& model_dir, const std::string& export_path) {
     cases.emplace_back(std::move(measured), std::move(document));
   }
   if (!export_path.empty()) Export(export_path, tokens, cases);
-  for (const auto& [measured, document] : cases) {
-    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), MeasureCompile,
-                                 SpecOf(measured.schema), build)
+  const auto add_compile = [&](const std::string& name, const ConstraintSpec& spec) {
+    benchmark::RegisterBenchmark(("Compile/" + name).c_str(), MeasureCompile, spec, build)
         ->Unit(benchmark::kMillisecond);
-    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), MeasureMasks,
-                                 SpecOf(measured.schema), build, document)
-        ->Iterations(1);
+  };
+  const auto add_masks = [&](const std::string& name, const ConstraintSpec& spec,
+                             const std::vector<std::int32_t>& document) {
+    benchmark::RegisterBenchmark(name.c_str(), MeasureMasks, spec, build, document)->Iterations(1);
+  };
+  for (const auto& [measured, document] : cases) {
+    const ConstraintSpec spec = SpecOf(measured.schema);
+    add_compile(measured.name, spec);
+    add_masks("Masks/" + measured.name, spec, document);
     const std::string lines = nlohmann::ordered_json::parse(measured.document).dump(4);
     QUIRE_ASSIGN_OR_RETURN(const auto indented, tokenizer->Encode(lines, {}));
-    benchmark::RegisterBenchmark(("Masks indented/" + measured.name).c_str(), MeasureMasks,
-                                 SpecOf(measured.schema), build, indented)
-        ->Iterations(1);
+    add_masks("Masks indented/" + measured.name, spec, indented);
   }
   for (const SpecCase& measured : SpecCases()) {
-    benchmark::RegisterBenchmark(("Compile/" + measured.name).c_str(), MeasureCompile,
-                                 measured.spec, build)
-        ->Unit(benchmark::kMillisecond);
+    add_compile(measured.name, measured.spec);
     if (measured.document.empty()) continue;
     QUIRE_ASSIGN_OR_RETURN(const auto document, tokenizer->Encode(measured.document, {}));
-    benchmark::RegisterBenchmark(("Masks/" + measured.name).c_str(), MeasureMasks, measured.spec,
-                                 build, document)
-        ->Iterations(1);
+    add_masks("Masks/" + measured.name, measured.spec, document);
   }
   for (const char* schema :
        {R"({"type": "string", "format": "hostname"})", R"({"type": "string", "minLength": 200})"}) {
