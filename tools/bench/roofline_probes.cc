@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/thread_pool.h"
+#include "benchmark/benchmark.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,12 +23,6 @@ namespace quire::roofline_probes {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
-
-// Prevents the compiler from removing the computation of `value`.
-template <typename T>
-inline void DoNotOptimizeAway(const T& value) {
-  asm volatile("" : : "g"(&value) : "memory");
-}
 
 // Returns the time of the shortest of `trials` runs of fn(part) on all threads, because a probe
 // measures the capability of the machine without other load.
@@ -229,7 +224,7 @@ ReadRate MeasureDramRead(int threads) {
   seconds.reserve(kPasses);
   for (int pass = 0; pass < kPasses; ++pass) {
     seconds.push_back(ShortestSeconds(&pool, 1, [&](int part) {
-      DoNotOptimizeAway(sum(data + static_cast<std::size_t>(part) * part_size, part_size));
+      benchmark::DoNotOptimize(sum(data + static_cast<std::size_t>(part) * part_size, part_size));
     }));
   }
   munmap(memory, kBytes);
