@@ -106,7 +106,7 @@ class Graph:
                 at = self.index[instruction.address]
             self.blocks[at].append(instruction)
         self.next = self.successors()
-        self.order = self.reverse_postorder()
+        self.order = self.reverse_postorder(0, self.next, has_cycles=True)
         self.loops = self.natural_loops()
 
     def successors(self):
@@ -148,16 +148,20 @@ class Graph:
             return taken if last.is_unconditional() and taken else taken + after
         return after
 
-    def reverse_postorder(self):
-        order, seen, stack = [], {0}, [(0, iter(sorted(self.next[0])))]
+    def reverse_postorder(self, start, edges, has_cycles):
+        """Returns the blocks that `edges` reach from `start`. Raises CodeError for a cycle if has_cycles is false."""
+        order, is_open, stack = [], {start: True}, [(start, iter(sorted(edges[start])))]
         while stack:
             block, rest = stack[-1]
             for follower in rest:
-                if follower not in seen:
-                    seen.add(follower)
-                    stack.append((follower, iter(sorted(self.next[follower]))))
+                if is_open.get(follower) and not has_cycles:
+                    raise CodeError(f"a loop with two heads at {self.blocks[follower][0].address:#x}")
+                if follower not in is_open:
+                    is_open[follower] = True
+                    stack.append((follower, iter(sorted(edges[follower]))))
                     break
             else:
+                is_open[block] = False
                 order.append(block)
                 stack.pop()
         return order[::-1]
@@ -249,32 +253,13 @@ class Graph:
         best = collections.defaultdict(dict)
         result = {}
         keep_shortest(best[loop.head], weights[loop.head], work)
-        for block in self.topological(loop.head, edges):
+        for block in self.reverse_postorder(loop.head, edges, has_cycles=False):
             for path in best[block].values():
                 if block in ends:
                     keep_shortest(result, path, work)
                 for follower in edges[block]:
                     keep_shortest(best[follower], path + weights[follower], work)
         return result
-
-    def topological(self, head, edges):
-        order, state = [], {}
-        stack = [(head, iter(sorted(edges[head])))]
-        state[head] = 1
-        while stack:
-            block, rest = stack[-1]
-            for follower in rest:
-                if state.get(follower) == 1:
-                    raise CodeError(f"a loop with two heads at {self.blocks[follower][0].address:#x}")
-                if follower not in state:
-                    state[follower] = 1
-                    stack.append((follower, iter(sorted(edges[follower]))))
-                    break
-            else:
-                state[block] = 2
-                order.append(block)
-                stack.pop()
-        return order[::-1]
 
 
 def keep_shortest(paths, path, work):
