@@ -1,7 +1,8 @@
 """Compares the sizes of kernel arguments on the host and in the machine code.
 
 The host and device compilers of nvcc lay out classes independently, and the driver copies as many bytes as the machine
-code declares. So a class with two layouts arrives with wrong values. The emulator has one compiler and cannot detect it.
+code declares. So a class that they lay out differently arrives with wrong values. The emulator has one compiler and
+cannot detect that.
 
 The host's sizes are in the symbol names of `Enqueue` (kernels/cuda/launch.h), with one instance per list of argument
 types. The sizes of the machine code are in EIATTR_KPARAM_INFO of each kernel and architecture.

@@ -78,7 +78,7 @@ class Token:
             text = Path(self.file).read_text("utf-8").partition("\n")[0].strip()
         if text is None:
             return ()
-        if not re.fullmatch(r"[\x21-\x7e]+", text):  # gRPC would reject it too, and print it
+        if not re.fullmatch(r"[\x21-\x7e]+", text):  # gRPC would reject the token too, but print it
             raise ValueError(f"{self.file or 'token'}: the token must be printable ASCII without spaces, and not empty")
         return (("authorization", f"Bearer {text}"),)
 
