@@ -24,7 +24,6 @@
 #include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "base/logging.h"
-#include "base/status.h"
 
 namespace quire::runtime {
 namespace {

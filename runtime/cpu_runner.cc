@@ -4,8 +4,6 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
 #include "cache_manager/pool/kv_pool.h"
 #include "kernels/attention/attention.h"
@@ -25,7 +23,6 @@
 #include "runtime/model.h"
 #include "runtime/runner_base.h"
 #include "runtime/step_batch_check.h"
-#include "runtime/step_order.h"
 
 namespace quire::runtime {
 namespace {

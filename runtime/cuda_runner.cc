@@ -26,7 +26,6 @@
 #include "kernels/kv_store/page_copy.h"
 #include "kernels/sampling/device_sampler.h"
 #include "models/blocks/decoder.h"
-#include "models/weights/weights.h"
 #include "runtime/cuda_sizes.h"
 #include "runtime/cuda_step_inputs.h"
 #include "runtime/cuda_tail.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache_manager/views/kv_params.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/cuda/context.h"
 #include "kernels/sampling/device_sampler.h"

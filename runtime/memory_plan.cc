@@ -10,7 +10,6 @@
 #include "cache_manager/pool/kv_pool.h"
 #include "cache_manager/views/kv_cache_collection.h"
 #include "kernels/linear/bf16_linear.h"
-#include "models/blocks/step_buffers.h"
 #include "models/families/registry.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/dummy_checkpoint.h"

@@ -15,7 +15,6 @@
 #include "formats/tensors/gguf_tensors.h"
 #include "kernels/backend/backend.h"
 #include "kernels/cuda/context.h"
-#include "models/families/registry.h"
 #include "runtime/cpu_runner.h"
 #include "runtime/cuda_runner.h"
 #include "runtime/first_steps.h"

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -21,7 +21,6 @@
 //             at the same time. If several processes write the same file at the same time, only one
 //             of them succeeds.
 
-#include <cstdint>
 #include <span>
 #include <string>
 

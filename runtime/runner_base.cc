@@ -5,7 +5,6 @@
 #include "base/status.h"
 #include "kernels/elementwise/sum_rows.h"
 #include "models/blocks/decoder.h"
-#include "models/weights/weights.h"
 #include "runtime/model.h"
 
 namespace quire::runtime {

@@ -14,7 +14,6 @@
 #include "base/device.h"
 #include "base/split_mix.h"
 #include "base/status.h"
-#include "cache_manager/pool/kv_pool.h"
 #include "runtime/self_check_context.h"
 
 namespace quire::runtime {

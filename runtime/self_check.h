@@ -31,7 +31,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/attention/attention_plan.h"
 #include "kernels/attention/kv_tensor_maps.h"

@@ -25,7 +25,6 @@
 #include "kernels/linear/head_linear.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_reduction.h"
-#include "models/blocks/branch.h"
 #include "models/blocks/mlp_block.h"
 #include "runtime/self_check_context.h"
 

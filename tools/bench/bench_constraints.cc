@@ -25,7 +25,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

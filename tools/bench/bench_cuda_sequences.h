@@ -8,8 +8,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "kernels/attention/attention_plan.h"
 #include "kernels/kv_store/kv_dispatch.h"

@@ -9,12 +9,9 @@
 // are fractions of the probes of roofline_probes.h with the same number of threads.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <iostream>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <set>

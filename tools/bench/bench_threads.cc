@@ -5,8 +5,6 @@
 //   bench_kernels --benchmark_filter=ForkJoin
 
 #include <chrono>
-#include <cstdint>
-#include <utility>
 
 #include "base/machine.h"
 #include "base/thread_pool.h"
