@@ -12,23 +12,10 @@ constexpr std::size_t kMaxMessageBytes = 1500;
 }  // namespace
 
 absl::string_view ConstraintKindName(ConstraintKind kind) {
-  switch (kind) {
-    case ConstraintKind::kJsonSchema:
-      return "json_schema";
-    case ConstraintKind::kRegex:
-      return "regex";
-    case ConstraintKind::kGrammar:
-      return "ebnf_grammar";
-    case ConstraintKind::kJsonObject:
-      return "json_object";
-    case ConstraintKind::kChoice:
-      return "choice";
-    case ConstraintKind::kStructuralTags:
-      return "structural_tags";
-    case ConstraintKind::kToolCalls:
-      return "tool_calls";
-  }
-  return "";
+  static constexpr absl::string_view kNames[kNumConstraintKinds] = {
+      "json_schema", "regex",           "ebnf_grammar", "json_object",
+      "choice",      "structural_tags", "tool_calls"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::int64_t ConstraintSpec::InputBytes() const {

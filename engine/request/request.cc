@@ -3,64 +3,23 @@
 namespace quire::engine {
 
 absl::string_view RequestStateName(RequestState state) {
-  switch (state) {
-    case RequestState::kPreparing:
-      return "preparing";
-    case RequestState::kQueued:
-      return "queued";
-    case RequestState::kPrefill:
-      return "prefill";
-    case RequestState::kDecode:
-      return "decode";
-    case RequestState::kPreempted:
-      return "preempted";
-    case RequestState::kStalled:
-      return "stalled";
-    case RequestState::kFinished:
-      return "finished";
-  }
-  return "unknown";
+  static constexpr absl::string_view kNames[kNumRequestStates] = {
+      "preparing", "queued", "prefill", "decode", "preempted", "stalled", "finished"};
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 absl::string_view FinishReasonName(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kEos:
-      return "eos";
-    case FinishReason::kStopText:
-      return "stop_text";
-    case FinishReason::kStopToken:
-      return "stop_token";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kContextFull:
-      return "context_full";
-    case FinishReason::kConstraintDone:
-      return "constraint_done";
-    case FinishReason::kToolCall:
-      return "tool_call";
-  }
-  return "unknown";
+  static constexpr absl::string_view kNames[kNumFinishReasons] = {
+      "eos", "stop_text", "stop_token", "length", "context_full", "constraint_done", "tool_call"};
+  return kNames[static_cast<std::size_t>(reason)];
 }
 
 absl::string_view CancelSourceName(CancelSource source) {
-  switch (source) {
-    case CancelSource::kClient:
-    case CancelSource::kApi:
-      return "client";
-    case CancelSource::kAdmin:
-      return "admin";
-    case CancelSource::kDeadline:
-      return "deadline";
-    case CancelSource::kSlowClient:
-      return "slow_client";
-    case CancelSource::kShutdown:
-      return "shutdown";
-    case CancelSource::kQueueTimeout:
-      return "queue_timeout";
-    case CancelSource::kRevoked:
-      return "revoked";
-  }
-  return "unknown";
+  // kClient and kApi have the same name.
+  static constexpr absl::string_view kNames[kNumCancelSources] = {
+      "client",      "client",   "admin",         "deadline",
+      "slow_client", "shutdown", "queue_timeout", "revoked"};
+  return kNames[static_cast<std::size_t>(source)];
 }
 
 }  // namespace quire::engine
