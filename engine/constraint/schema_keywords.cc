@@ -90,24 +90,24 @@ const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywo
         {"exclusiveMaximum", {&R::ExclusiveMaximum}},
         {"multipleOf", {&R::MultipleOf}},
         {"minLength", {&R::MinLength}},
-        {"maxLength", {&R::MaxLength}},
+        {"maxLength", {&R::ReadMaximum<&OwnKeywords::max_length>}},
         {"pattern", {&R::Pattern}},
         {"format", {&R::Format}},
         {"items", {&R::Items}},
         {"prefixItems", {&R::PrefixItems}},
         {"additionalItems", {&R::AdditionalItems}},
-        {"unevaluatedItems", {&R::UnevaluatedItems}},
-        {"minItems", {&R::MinItems}},
-        {"maxItems", {&R::MaxItems}},
+        {"unevaluatedItems", {&R::ReadSchema<&OwnKeywords::unevaluated_items>}},
+        {"minItems", {&R::ReadMinimum<&OwnKeywords::min_items>}},
+        {"maxItems", {&R::ReadMaximum<&OwnKeywords::max_items>}},
         {"uniqueItems", {&R::UniqueItems}},
         {"properties", {&R::Properties}},
         {"required", {&R::Required}},
-        {"additionalProperties", {&R::AdditionalProperties}},
-        {"unevaluatedProperties", {&R::UnevaluatedProperties}},
-        {"propertyNames", {&R::PropertyNames}},
+        {"additionalProperties", {&R::ReadSchema<&OwnKeywords::additional>}},
+        {"unevaluatedProperties", {&R::ReadSchema<&OwnKeywords::unevaluated>}},
+        {"propertyNames", {&R::ReadSchema<&OwnKeywords::names>}},
         {"patternProperties", {&R::PatternProperties}},
-        {"minProperties", {&R::MinProperties}},
-        {"maxProperties", {&R::MaxProperties}},
+        {"minProperties", {&R::ReadMinimum<&OwnKeywords::min_properties>}},
+        {"maxProperties", {&R::ReadMaximum<&OwnKeywords::max_properties>}},
         {"allOf", {&R::AllOf}},
         {"anyOf", {&R::AnyOf}},
         {"oneOf", {&R::OneOf}},
@@ -117,7 +117,7 @@ const std::map<std::string, NodeReader::Keyword, std::less<>>& NodeReader::Keywo
         {"$id", {&R::Id}},
         {"id", {&R::Id}},
         {"dependentRequired", {&R::DependentRequired}},
-        {"dependencies", {&R::Dependencies}},
+        {"dependencies", {&R::DependentRequired}},
     };
     for (const char* keyword : kAnnotations) map->emplace(keyword, Keyword{nullptr});
     // `if` without `then` and `else` still affects which parts count as evaluated.
@@ -333,10 +333,6 @@ void NodeReader::MinLength(const OrderedJson& value) {
   keywords_->min_length = *count;
 }
 
-void NodeReader::MaxLength(const OrderedJson& value) {
-  keywords_->max_length = ReadCount(value);
-}
-
 void NodeReader::Pattern(const OrderedJson& value) {
   if (!value.is_string()) return Refuse("must be a regular expression");
   const auto text = value.get<std::string>();
@@ -387,18 +383,6 @@ void NodeReader::AdditionalItems(const OrderedJson& value) {
   if (items != nullptr && items->is_array()) keywords_->items = Child(value);
 }
 
-void NodeReader::UnevaluatedItems(const OrderedJson& value) {
-  keywords_->unevaluated_items = Child(value);
-}
-
-void NodeReader::MinItems(const OrderedJson& value) {
-  keywords_->min_items = ReadCount(value).value_or(0);
-}
-
-void NodeReader::MaxItems(const OrderedJson& value) {
-  keywords_->max_items = ReadCount(value);
-}
-
 void NodeReader::UniqueItems(const OrderedJson& value) {
   if (!value.is_boolean()) return Refuse("must be true or false");
   keywords_->unique_items = value.get<bool>();
@@ -420,18 +404,6 @@ void NodeReader::Required(const OrderedJson& value) {
   }
 }
 
-void NodeReader::AdditionalProperties(const OrderedJson& value) {
-  keywords_->additional = Child(value);
-}
-
-void NodeReader::UnevaluatedProperties(const OrderedJson& value) {
-  keywords_->unevaluated = Child(value);
-}
-
-void NodeReader::PropertyNames(const OrderedJson& value) {
-  keywords_->names = Child(value);
-}
-
 void NodeReader::PatternProperties(const OrderedJson& value) {
   if (!value.is_object()) return Refuse("must be an object of schemas");
   for (const auto& [pattern, schema] : value.items()) {
@@ -444,14 +416,6 @@ void NodeReader::PatternProperties(const OrderedJson& value) {
     keywords_->pattern_properties.emplace_back(std::make_shared<const Regex>(*std::move(regex)),
                                                Child(schema, pattern));
   }
-}
-
-void NodeReader::MinProperties(const OrderedJson& value) {
-  keywords_->min_properties = ReadCount(value).value_or(0);
-}
-
-void NodeReader::MaxProperties(const OrderedJson& value) {
-  keywords_->max_properties = ReadCount(value);
 }
 
 void NodeReader::AllOf(const OrderedJson& value) {
@@ -539,10 +503,6 @@ void NodeReader::DependentRequired(const OrderedJson& value) {
     // Both alternatives accept every value that is not an object.
     keywords_->unions.push_back(std::move(alternatives));
   }
-}
-
-void NodeReader::Dependencies(const OrderedJson& value) {
-  DependentRequired(value);
 }
 
 }  // namespace quire::engine

@@ -94,6 +94,18 @@ class NodeReader {
 
   void ReadObject();
   void RejectUnknown(const std::string& keyword);
+  template <const Node* OwnKeywords::*kSchema>
+  void ReadSchema(const OrderedJson& value) {
+    (*keywords_).*kSchema = Child(value);
+  }
+  template <std::int64_t OwnKeywords::*kMinimum>
+  void ReadMinimum(const OrderedJson& value) {
+    (*keywords_).*kMinimum = ReadCount(value).value_or(0);
+  }
+  template <std::optional<std::int64_t> OwnKeywords::*kMaximum>
+  void ReadMaximum(const OrderedJson& value) {
+    (*keywords_).*kMaximum = ReadCount(value);
+  }
   void Type(const OrderedJson& value);
   void Nullable(const OrderedJson& value);
   void Enum(const OrderedJson& value);
@@ -104,24 +116,15 @@ class NodeReader {
   void ExclusiveMaximum(const OrderedJson& value);
   void MultipleOf(const OrderedJson& value);
   void MinLength(const OrderedJson& value);
-  void MaxLength(const OrderedJson& value);
   void Pattern(const OrderedJson& value);
   void Format(const OrderedJson& value);
   void Items(const OrderedJson& value);
   void PrefixItems(const OrderedJson& value);
   void AdditionalItems(const OrderedJson& value);
-  void UnevaluatedItems(const OrderedJson& value);
-  void MinItems(const OrderedJson& value);
-  void MaxItems(const OrderedJson& value);
   void UniqueItems(const OrderedJson& value);
   void Properties(const OrderedJson& value);
   void Required(const OrderedJson& value);
-  void AdditionalProperties(const OrderedJson& value);
-  void UnevaluatedProperties(const OrderedJson& value);
-  void PropertyNames(const OrderedJson& value);
   void PatternProperties(const OrderedJson& value);
-  void MinProperties(const OrderedJson& value);
-  void MaxProperties(const OrderedJson& value);
   void AllOf(const OrderedJson& value);
   void AnyOf(const OrderedJson& value);
   void OneOf(const OrderedJson& value);
@@ -130,7 +133,6 @@ class NodeReader {
   void Id(const OrderedJson& value);
   void Dialect(const OrderedJson& value);
   void DependentRequired(const OrderedJson& value);
-  void Dependencies(const OrderedJson& value);
 
   void Refuse(std::string text) { document_.Refuse(node_, keyword_, std::move(text)); }
   void LeaveOut(std::string why) { document_.LeaveOut(node_, keyword_, std::move(why)); }
