@@ -114,6 +114,11 @@ std::string PointerFragment(absl::string_view pointer) {
   return out;
 }
 
+const ObjectShape::Property* ObjectShape::Find(absl::string_view name) const {
+  const auto found = std::ranges::find(properties, name, &Property::name);
+  return found == properties.end() ? nullptr : &*found;
+}
+
 SchemaDocument::SchemaDocument() = default;
 
 SchemaDocument::~SchemaDocument() = default;
@@ -268,7 +273,7 @@ bool SchemaDocument::Descend(const Node* node) {
   return false;
 }
 
-const SchemaDocument::Node* SchemaDocument::Resolve(const Node&, absl::string_view reference) {
+const SchemaDocument::Node* SchemaDocument::Resolve(absl::string_view reference) {
   if (!root_uri_.empty()) {
     const absl::string_view uri(root_uri_);
     absl::ConsumePrefix(&reference, absl::StripSuffix(uri, "#"));
@@ -519,10 +524,7 @@ bool SchemaDocument::AcceptsObject(const ObjectShape& shape, const OrderedJson& 
     if (property.required && !value.contains(property.name)) return false;
   }
   for (const auto& [name, member] : value.items()) {
-    const auto declared =
-        std::find_if(shape.properties.begin(), shape.properties.end(),
-                     [&, key = name](const auto& property) { return property.name == key; });
-    if (declared != shape.properties.end()) {
+    if (const ObjectShape::Property* const declared = shape.Find(name)) {
       if (!Accepts(declared->schema, member)) return false;
     } else if ((shape.names && !Matches(*shape.names, name)) ||
                !Accepts(shape.additional, member)) {
@@ -571,21 +573,15 @@ bool SchemaDocument::AreObjectsDisjoint(const ObjectShape& a, const ObjectShape&
   constexpr int kMaxDepth = 4;
   const auto never = [&](SchemaId id) {
     const Nodes& nodes = schemas_[static_cast<std::size_t>(id)];
-    return std::any_of(nodes.begin(), nodes.end(), [](const Node* node) {
-      return node->json->is_boolean() && !node->json->get<bool>();
-    });
-  };
-  const auto find = [](const ObjectShape& object, const std::string& name) {
-    return std::find_if(object.properties.begin(), object.properties.end(),
-                        [&](const auto& property) { return property.name == name; });
+    return std::ranges::any_of(nodes, &Node::is_false);
   };
   if (!Spend(static_cast<std::int64_t>(2 * a.properties.size() * b.properties.size())))
     return false;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     for (const auto& property : one->properties) {
       if (!property.required) continue;
-      const auto match = find(*other, property.name);
-      if (match == other->properties.end()) {
+      const ObjectShape::Property* const match = other->Find(property.name);
+      if (match == nullptr) {
         if (never(other->additional)) return true;
         continue;
       }

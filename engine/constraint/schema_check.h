@@ -109,6 +109,9 @@ struct ObjectShape {
     SchemaId schema;
     bool required = false;
   };
+  // Returns the declared property, or null.
+  const Property* Find(absl::string_view name) const;
+
   std::vector<Property> properties;    // in output order
   SchemaId additional;                 // schema of all other names
   std::shared_ptr<const Regex> names;  // pattern of the other names; null: any name
@@ -169,7 +172,7 @@ class SchemaDocument {
   // Enters one more level of nesting. If the limit is exceeded, rejects the schema and returns
   // false.
   bool Descend(const Node* node);
-  const Node* Resolve(const Node& from, absl::string_view reference);
+  const Node* Resolve(absl::string_view reference);
   const OwnKeywords& OwnKeywordsOf(const Node& node);
   SchemaId Intern(Nodes nodes);
   // Returns null if the schema is being read, refers to a node that is being read, or is rejected.

@@ -462,7 +462,7 @@ void NodeReader::Dialect(const OrderedJson& value) {
 void NodeReader::Ref(const OrderedJson& value) {
   if (!value.is_string()) return Refuse("must be a reference");
   const auto text = value.get<std::string>();
-  const Node* target = document_.Resolve(node_, text);
+  const Node* target = document_.Resolve(text);
   if (target == nullptr) {
     keywords_->hides_evaluation = true;
     return LeaveOut(absl::StrCat("\"", text.substr(0, 80),

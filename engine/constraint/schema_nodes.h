@@ -35,6 +35,8 @@ struct SchemaDocument::Node {
   bool is_being_read = false;
 
   std::string Pointer() const;
+  // Returns whether the schema is `false`, which accepts no value.
+  bool is_false() const { return json->is_boolean() && !json->get<bool>(); }
 };
 
 struct SchemaDocument::OwnKeywords {

@@ -590,13 +590,10 @@ bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& d
 // match the pattern are generated, although the schema may allow others.
 void ShapeBuilder::SetOtherNames(const std::vector<std::string>& declared, ObjectShape* object) {
   Nodes nodes;
-  const auto closed = [](const OwnKeywords& keywords) {
-    return keywords.additional != nullptr && keywords.additional->json->is_boolean() &&
-           !keywords.additional->json->get<bool>();
-  };
-  const bool any_closed = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node* node) {
+  const bool any_closed = std::ranges::any_of(nodes_, [&](const Node* node) {
     const OwnKeywords& keywords = document_.OwnKeywordsOf(*node);
-    return closed(keywords) && keywords.pattern_properties.empty() && !keywords.leaves_out_patterns;
+    return keywords.additional != nullptr && keywords.additional->is_false() &&
+           keywords.pattern_properties.empty() && !keywords.leaves_out_patterns;
   });
   bool has_others = true;
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
