@@ -1,6 +1,5 @@
 #include "engine/constraint/constraint_grammar.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -17,7 +16,6 @@
 #include "engine/constraint/schema_check.h"
 #include "engine/constraint/schema_grammar.h"
 #include "engine/constraint/tag_grammar.h"
-#include "text/tools/python_call.h"
 #include "text/tools/tool_format.h"
 
 namespace quire::engine {
@@ -79,10 +77,6 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
 absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
                                           GrammarText* grammar,
                                           std::vector<std::string>* unenforced) {
-  const auto with_kind = [&](absl::StatusOr<Expression> written) -> absl::StatusOr<Expression> {
-    if (written.ok()) return written;
-    return BadSpec(spec.kind, written.status().message());
-  };
   switch (spec.kind) {
     case ConstraintKind::kJsonSchema:
       return WriteSchemaText(spec.text, spec, field, grammar, unenforced);
@@ -93,8 +87,11 @@ absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::stri
       if (!regex.ok()) return BadSpec(spec.kind, regex.status().message());
       return WriteRegex(*regex, Spelling::kPlain, grammar);
     }
-    case ConstraintKind::kGrammar:
-      return with_kind(WriteGbnf(spec.text, grammar));
+    case ConstraintKind::kGrammar: {
+      auto written = WriteGbnf(spec.text, grammar);
+      if (!written.ok()) return BadSpec(spec.kind, written.status().message());
+      return written;
+    }
     case ConstraintKind::kChoice:
       return WriteChoice(spec.choices);
     case ConstraintKind::kStructuralTags:
@@ -131,13 +128,6 @@ absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const Constra
                           .unenforced = annotates ? unenforced : nullptr,
                           .field = tag.field};
   return WriteMarkedArguments(marked, special, grammar);
-}
-
-absl::Status CheckArgumentName(absl::string_view name) {
-  if (!name.empty() && std::ranges::all_of(name, text::IsPythonNameByte)) return absl::OkStatus();
-  return SchemaError({{.pointer = absl::StrCat("/properties", PointerStep(name)),
-                       .keyword = "properties",
-                       .text = "a name must consist of [A-Za-z0-9_.-]"}});
 }
 
 // Writes the arguments of a tool, for a tool format in which they are keyword arguments of a Python

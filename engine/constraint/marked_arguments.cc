@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "base/status.h"
 #include "engine/constraint/free_text.h"
 #include "engine/constraint/schema_grammar.h"
+#include "text/tools/python_call.h"
 
 namespace quire::engine {
 namespace {
@@ -121,11 +121,7 @@ class MarkedWriter {
   absl::Status PrepareValue(const ordered_json& schema, Argument* argument) {
     const std::string& key = argument->property->name;
     const std::string pointer = absl::StrCat("/properties", PointerStep(key));
-    const bool is_word = !key.empty() && std::ranges::all_of(key, [](unsigned char c) {
-      return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.';
-    });
-    if (!is_word)
-      return KeywordError(pointer, "properties", "a name must consist of [A-Za-z0-9_.-]");
+    QUIRE_RETURN_IF_ERROR(CheckArgumentName(key));
     switch (AllowanceOf(schema)) {
       case StringAllowance::kOnly: {
         QUIRE_ASSIGN_OR_RETURN(argument->value, WriteString(schema, pointer));
@@ -319,6 +315,13 @@ class MarkedWriter {
 };
 
 }  // namespace
+
+absl::Status CheckArgumentName(absl::string_view name) {
+  if (!name.empty() && std::ranges::all_of(name, text::IsPythonNameByte)) return absl::OkStatus();
+  return SchemaError({{.pointer = absl::StrCat("/properties", PointerStep(name)),
+                       .keyword = "properties",
+                       .text = "a name must consist of [A-Za-z0-9_.-]"}});
+}
 
 absl::StatusOr<Expression> WriteMarkedArguments(const MarkedSpec& spec,
                                                 const SpecialTokens& special,

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/constraint/constraint.h"
@@ -34,6 +35,9 @@ struct MarkedSpec {
   std::vector<std::string>* unenforced = nullptr;
   absl::string_view field = {};
 };
+
+// Returns an error unless `name` is a non-empty sequence of [A-Za-z0-9_.-].
+absl::Status CheckArgumentName(absl::string_view name);
 
 absl::StatusOr<GrammarText::Expression> WriteMarkedArguments(const MarkedSpec& spec,
                                                              const SpecialTokens& special,

@@ -51,16 +51,26 @@ const CodePoints kCased({{0x80, 0x58F},
 const CodePoints kLineEnds({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}});
 
 Regex Character(CodePoints set) {
-  return {.kind = Regex::Kind::kCharacter, .set = std::move(set), .parts = {}, .max = {}};
+  return {.kind = Regex::Kind::kCharacter, .set = std::move(set)};
 }
 
 Regex MakeRegex(Regex::Kind kind, std::vector<Regex> parts) {
-  return {.kind = kind, .set = {}, .parts = std::move(parts), .max = {}};
+  return {.kind = kind, .parts = std::move(parts)};
 }
 
 Regex Repeat(Regex body, std::int64_t min, std::optional<std::int64_t> max) {
-  return {
-      .kind = Regex::Kind::kRepeat, .set = {}, .parts = {std::move(body)}, .min = min, .max = max};
+  return {.kind = Regex::Kind::kRepeat, .parts = {std::move(body)}, .min = min, .max = max};
+}
+
+// REQUIRES: `text` is UTF-8.
+std::vector<char32_t> CodePointsOf(absl::string_view text) {
+  std::vector<char32_t> out;
+  for (std::size_t at = 0; at < text.size();) {
+    const Utf8Char c = DecodeUtf8At(text, at);
+    out.push_back(c.code_point);
+    at += c.size_bytes;
+  }
+  return out;
 }
 
 // One alternative. Anchors are possible only at its start and end.
@@ -71,13 +81,8 @@ struct AnchoredSequence {
 
 class Parser {
  public:
-  Parser(absl::string_view pattern, RegexMeaning meaning) : meaning_(meaning) {
-    for (std::size_t at = 0; at < pattern.size();) {
-      const Utf8Char c = DecodeUtf8At(pattern, at);
-      chars_.push_back(c.code_point);
-      at += c.size_bytes;
-    }
-  }
+  Parser(absl::string_view pattern, RegexMeaning meaning)
+      : meaning_(meaning), chars_(CodePointsOf(pattern)) {}
 
   absl::StatusOr<Regex> Parse() {
     if (Peek() == '(' && Peek(1) == '?' && IsFlag(Peek(2))) {
@@ -94,17 +99,15 @@ class Parser {
     for (const AnchoredSequence& option : options) {
       std::vector<Regex> parts;
       const bool contains = meaning_ == RegexMeaning::kContains;
-      if (contains && !option.has_start_anchor) parts.push_back(Anything());
+      if (contains && !option.has_start_anchor) parts.push_back(AnyText(0, std::nullopt));
       parts.insert(parts.end(), option.parts.begin(), option.parts.end());
-      if (contains && !option.has_end_anchor) parts.push_back(Anything());
+      if (contains && !option.has_end_anchor) parts.push_back(AnyText(0, std::nullopt));
       whole.push_back(MakeRegex(Regex::Kind::kSequence, std::move(parts)));
     }
     return MakeRegex(Regex::Kind::kChoice, std::move(whole));
   }
 
  private:
-  static Regex Anything() { return Repeat(Character(CodePoints::All()), 0, std::nullopt); }
-
   absl::Status Error(absl::string_view what) const { return ErrorAt(at_, what); }
   static absl::Status ErrorAt(std::size_t at, absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("at character ", at, ": ", what));
@@ -504,7 +507,7 @@ class Parser {
   }
 
   const RegexMeaning meaning_;
-  std::vector<char32_t> chars_;
+  const std::vector<char32_t> chars_;
   std::size_t at_ = 0;
   bool ignores_case_ = false;
   int num_parts_ = 0;
@@ -564,6 +567,10 @@ absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning
   if (FirstInvalidUtf8(pattern))
     return absl::InvalidArgumentError("the expression is not valid UTF-8");
   return Parser(pattern, meaning).Parse();
+}
+
+Regex AnyText(std::int64_t min, std::optional<std::int64_t> max) {
+  return Repeat(Character(CodePoints::All()), min, max);
 }
 
 GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, GrammarText* grammar) {
@@ -706,12 +713,7 @@ std::optional<Regex> ExcludeFirst(const Regex& regex, const CodePoints& excluded
 }
 
 std::optional<bool> Matches(const Regex& regex, absl::string_view text, std::int64_t* steps) {
-  std::vector<char32_t> chars;
-  for (std::size_t at = 0; at < text.size();) {
-    const Utf8Char c = DecodeUtf8At(text, at);
-    chars.push_back(c.code_point);
-    at += c.size_bytes;
-  }
+  const std::vector<char32_t> chars = CodePointsOf(text);
   *steps -= static_cast<std::int64_t>(chars.size());
   const bool matches = EndsFrom(regex, chars, {0}, steps).contains(chars.size());
   return *steps < 0 ? std::nullopt : std::optional(matches);

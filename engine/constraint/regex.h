@@ -31,10 +31,10 @@ inline constexpr int kMaxRegexRepeats = 1024;
 struct Regex {
   enum class Kind : std::uint8_t { kCharacter, kSequence, kChoice, kRepeat };
   Kind kind = Kind::kSequence;
-  CodePoints set;            // kCharacter
-  std::vector<Regex> parts;  // for kSequence and kChoice; one for kRepeat
-  std::int64_t min = 0;      // kRepeat
-  std::optional<std::int64_t> max;
+  CodePoints set = {};            // kCharacter
+  std::vector<Regex> parts = {};  // for kSequence and kChoice; one for kRepeat
+  std::int64_t min = 0;           // kRepeat
+  std::optional<std::int64_t> max = std::nullopt;
   // Maximum number of characters of all repetitions together. Only for kRepeat with a bounded body
   // and without `min` and `max`. Matches() does not enforce it.
   std::optional<std::int64_t> max_chars = std::nullopt;
@@ -45,6 +45,10 @@ enum class RegexMeaning : std::uint8_t { kWhole, kContains };
 
 // Returns INVALID_ARGUMENT with the position for invalid or unsupported syntax.
 absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning);
+
+// Returns an expression for all texts of `min` to `max` characters. If `max` is nullopt, there is no
+// upper limit.
+Regex AnyText(std::int64_t min, std::optional<std::int64_t> max);
 
 GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, GrammarText* grammar);
 

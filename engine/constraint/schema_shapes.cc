@@ -576,14 +576,7 @@ bool ShapeBuilder::ReadNames(const Node& node, const std::vector<std::string>& d
     return true;
   }
   if (own->pattern) return RestrictNames(*own->pattern, declared, object);
-  Regex any;
-  any.kind = Regex::Kind::kRepeat;
-  any.parts.resize(1);
-  any.parts[0].kind = Regex::Kind::kCharacter;
-  any.parts[0].set = CodePoints::All();
-  any.min = own->min;
-  any.max = own->max;
-  return RestrictNames(any, declared, object);
+  return RestrictNames(AnyText(own->min, own->max), declared, object);
 }
 
 // Sets the pattern and the schema of undeclared names. With patternProperties, only names that
