@@ -1,24 +1,14 @@
 #include "engine/constraint/constraint_compiler.h"
 
 #include <algorithm>
-#include <deque>
-#include <list>
-#include <optional>
-#include <stop_token>
-#include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error_reason.h"
-#include "base/mutex.h"
-#include "base/probe.h"
 #include "base/thread_name.h"
 #include "base/thread_priority.h"
 #include "text/tools/tool_format.h"
@@ -95,102 +85,42 @@ std::string KeyOf(const ConstraintSpec& spec) {
   return key;
 }
 
-absl::Status TooManyBuildsError(absl::string_view why) {
-  return WithReason(absl::ResourceExhaustedError(absl::StrCat("constraint: ", why)),
-                    Reason::kQueueFull, {}, absl::Seconds(1));
+absl::Status ShutdownError() {
+  return WithReason(absl::UnavailableError("the server is shutting down"), Reason::kServerShutdown);
 }
 
 }  // namespace
 
-class ConstraintCompiler::Impl {
- public:
-  Impl(const ConstraintOptions& options, BuildFunction build, probe::Registry* metrics)
-      : build_(std::move(build)), options_(options) {
-    if (metrics == nullptr) {
-      own_registry_ = std::make_unique<probe::Registry>();
-      metrics = own_registry_.get();
-    }
-    AddMetrics(*metrics);
-    for (std::int32_t i = 0; i < options.compile_threads; ++i) {
-      workers_.emplace_back([this] { Work(); });
-    }
+ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, BuildFunction build,
+                                       probe::Registry* metrics)
+    : build_(std::move(build)), options_(options) {
+  if (metrics == nullptr) {
+    own_registry_ = std::make_unique<probe::Registry>();
+    metrics = own_registry_.get();
   }
-
-  ~Impl() {
-    std::vector<Done> rejected;
-    {
-      MutexLock lock(&mutex_);
-      is_stopping_ = true;
-      for (auto& [key, job] : jobs_) {
-        TakeWaiters(*job, &rejected);
-        job->stop.request_stop();
-      }
-      waiting_jobs_.clear();
-      job_added_.NotifyAll();
-    }
-    for (Done& done : rejected) {
-      done(WithReason(absl::UnavailableError("the server is shutting down"),
-                      Reason::kServerShutdown));
-    }
-    for (std::thread& worker : workers_) worker.join();
+  AddMetrics(*metrics);
+  for (std::int32_t i = 0; i < options.compile_threads; ++i) {
+    workers_.emplace_back([this] { Work(); });
   }
+}
 
-  Ticket Compile(ConstraintSpec spec, Done done);
-  bool Cancel(Ticket ticket);
-  void SetHotOptions(const HotConstraintOptions& options);
-  ConstraintCounts GetCounts() const;
-  absl::Status CheckIntegrity() const;
+ConstraintCompiler::~ConstraintCompiler() {
+  std::vector<Done> rejected;
+  {
+    MutexLock lock(&mutex_);
+    is_stopping_ = true;
+    for (auto& [key, job] : jobs_) {
+      TakeWaiters(*job, &rejected);
+      job->stop.request_stop();
+    }
+    waiting_jobs_.clear();
+    job_added_.NotifyAll();
+  }
+  for (Done& done : rejected) done(ShutdownError());
+  for (std::thread& worker : workers_) worker.join();
+}
 
- private:
-  // A build that waits or runs, and the callers that wait for its result.
-  struct Job {
-    std::string key;
-    ConstraintSpec spec;
-    bool is_running = false;
-    std::stop_source stop;
-    std::vector<std::pair<Ticket, Done>> waiters;
-  };
-  struct Cached {
-    std::string key;
-    std::shared_ptr<const CompiledConstraint> constraint;
-    std::int64_t bytes = 0;
-  };
-
-  void AddMetrics(probe::Registry& metrics);
-  void Work();
-  // Runs the job's build and passes the result to its waiters.
-  void RunJob(const std::shared_ptr<Job>& job);
-  void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AddToCache(std::string key, std::shared_ptr<const CompiledConstraint> constraint)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the result if nothing has to be built: a cached constraint, or an error if the spec is
-  // too large.
-  std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  const BuildFunction build_;
-  std::unique_ptr<probe::Registry> own_registry_;
-  probe::Histogram compile_seconds_;
-  probe::Counter hits_, misses_, errors_;
-  probe::Gauge cache_bytes_;
-
-  mutable Mutex mutex_;
-  CondVar job_added_;
-  ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
-  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<std::shared_ptr<Job>> waiting_jobs_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
-  Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // most recently used first
-  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cache_index_
-      ABSL_GUARDED_BY(mutex_);
-  std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::thread> workers_;
-};
-
-void ConstraintCompiler::Impl::AddMetrics(probe::Registry& metrics) {
+void ConstraintCompiler::AddMetrics(probe::Registry& metrics) {
   constexpr char kCache[] = "quire_constraint_cache_total";
   constexpr char kHelp[] = "Constraint cache lookups, by result.";
   compile_seconds_ = metrics.AddHistogram("quire_constraint_compile_seconds",
@@ -202,8 +132,8 @@ void ConstraintCompiler::Impl::AddMetrics(probe::Registry& metrics) {
       metrics.AddGauge("quire_constraint_cache_bytes", "Memory of the cached constraints.");
 }
 
-std::optional<Result> ConstraintCompiler::Impl::Answer(const ConstraintSpec& spec,
-                                                       const std::string& key) {
+std::optional<Result> ConstraintCompiler::Answer(const ConstraintSpec& spec,
+                                                 const std::string& key) {
   if (const std::int64_t bytes = spec.InputBytes(); bytes > options_.max_schema_bytes) {
     errors_.Increment();
     return BadConstraint("compile",
@@ -218,21 +148,20 @@ std::optional<Result> ConstraintCompiler::Impl::Answer(const ConstraintSpec& spe
   return std::nullopt;
 }
 
-Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
+Ticket ConstraintCompiler::Compile(ConstraintSpec spec, Done done) {
   std::string key = KeyOf(spec);
   std::optional<Result> answer;
   {
     MutexLock lock(&mutex_);
     answer = Answer(spec, key);
-    if (!answer && is_stopping_) {
-      answer = WithReason(absl::UnavailableError("the server is shutting down"),
-                          Reason::kServerShutdown);
-    }
+    if (!answer && is_stopping_) answer = ShutdownError();
     auto found = jobs_.find(key);
     if (!answer && found == jobs_.end()) {
       if (waiting_jobs_.size() >= static_cast<std::size_t>(options_.max_waiting_builds)) {
-        answer = TooManyBuildsError(
-            absl::StrCat(waiting_jobs_.size(), " builds are already waiting; retry later"));
+        answer = WithReason(
+            absl::ResourceExhaustedError(absl::StrCat("constraint: ", waiting_jobs_.size(),
+                                                      " builds are already waiting; retry later")),
+            Reason::kQueueFull, {}, absl::Seconds(1));
       } else {
         auto job = std::make_shared<Job>(
             Job{.key = key, .spec = std::move(spec), .stop = {}, .waiters = {}});
@@ -252,7 +181,7 @@ Ticket ConstraintCompiler::Impl::Compile(ConstraintSpec spec, Done done) {
   return 0;
 }
 
-bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
+bool ConstraintCompiler::Cancel(Ticket ticket) {
   Done done;  // destroyed after the lock is released
   MutexLock lock(&mutex_);
   const auto found = tickets_.find(ticket);
@@ -272,7 +201,7 @@ bool ConstraintCompiler::Impl::Cancel(Ticket ticket) {
 }
 
 // Runs builds at low priority, so that they do not delay the threads that compute tokens.
-void ConstraintCompiler::Impl::Work() {
+void ConstraintCompiler::Work() {
   SetThreadName("constraint");
   LowerPriority();
   for (;;) {
@@ -289,7 +218,7 @@ void ConstraintCompiler::Impl::Work() {
   }
 }
 
-void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
+void ConstraintCompiler::RunJob(const std::shared_ptr<Job>& job) {
   const absl::Time start = MonotonicNow();
   Result result = build_(job->spec, job->stop.get_token());
   std::vector<Done> waiters;
@@ -313,7 +242,7 @@ void ConstraintCompiler::Impl::RunJob(const std::shared_ptr<Job>& job) {
   for (Done& done : waiters) done(result);
 }
 
-void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
+void ConstraintCompiler::TakeWaiters(Job& job, std::vector<Done>* done) {
   for (auto& [ticket, waiter] : job.waiters) {
     tickets_.erase(ticket);
     done->push_back(std::move(waiter));
@@ -321,8 +250,8 @@ void ConstraintCompiler::Impl::TakeWaiters(Job& job, std::vector<Done>* done) {
   job.waiters.clear();
 }
 
-void ConstraintCompiler::Impl::AddToCache(std::string key,
-                                          std::shared_ptr<const CompiledConstraint> constraint) {
+void ConstraintCompiler::AddToCache(std::string key,
+                                    std::shared_ptr<const CompiledConstraint> constraint) {
   const std::int64_t bytes =
       static_cast<std::int64_t>(2 * key.size() + sizeof(Cached)) + constraint->MemoryBytes();
   cache_.push_front(Cached{.key = key, .constraint = std::move(constraint), .bytes = bytes});
@@ -331,7 +260,7 @@ void ConstraintCompiler::Impl::AddToCache(std::string key,
   Evict();
 }
 
-void ConstraintCompiler::Impl::Evict() {
+void ConstraintCompiler::Evict() {
   while (cached_bytes_ > options_.cache_bytes) {
     cached_bytes_ -= cache_.back().bytes;
     cache_index_.erase(cache_.back().key);
@@ -340,13 +269,13 @@ void ConstraintCompiler::Impl::Evict() {
   cache_bytes_.Set(static_cast<double>(cached_bytes_));
 }
 
-void ConstraintCompiler::Impl::SetHotOptions(const HotConstraintOptions& options) {
+void ConstraintCompiler::SetHotOptions(const HotConstraintOptions& options) {
   MutexLock lock(&mutex_);
   static_cast<HotConstraintOptions&>(options_) = options;
   Evict();
 }
 
-ConstraintCounts ConstraintCompiler::Impl::GetCounts() const {
+ConstraintCounts ConstraintCompiler::GetCounts() const {
   MutexLock lock(&mutex_);
   return {.hits = static_cast<std::int64_t>(hits_.value()),
           .misses = static_cast<std::int64_t>(misses_.value()),
@@ -356,7 +285,7 @@ ConstraintCounts ConstraintCompiler::Impl::GetCounts() const {
           .cached_constraints = static_cast<std::int64_t>(cache_.size())};
 }
 
-absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
+absl::Status ConstraintCompiler::CheckIntegrity() const {
   MutexLock lock(&mutex_);
   std::int64_t bytes = 0;
   for (const Cached& entry : cache_) {
@@ -389,32 +318,6 @@ absl::Status ConstraintCompiler::Impl::CheckIntegrity() const {
     return absl::InternalError("the number of tickets or waiting builds is wrong");
   }
   return absl::OkStatus();
-}
-
-ConstraintCompiler::ConstraintCompiler(const ConstraintOptions& options, BuildFunction build,
-                                       probe::Registry* metrics)
-    : impl_(std::make_unique<Impl>(options, std::move(build), metrics)) {}
-
-ConstraintCompiler::~ConstraintCompiler() = default;
-
-Ticket ConstraintCompiler::Compile(ConstraintSpec spec, Done done) {
-  return impl_->Compile(std::move(spec), std::move(done));
-}
-
-bool ConstraintCompiler::Cancel(Ticket ticket) {
-  return impl_->Cancel(ticket);
-}
-
-void ConstraintCompiler::SetHotOptions(const HotConstraintOptions& options) {
-  impl_->SetHotOptions(options);
-}
-
-ConstraintCounts ConstraintCompiler::GetCounts() const {
-  return impl_->GetCounts();
-}
-
-absl::Status ConstraintCompiler::CheckIntegrity() const {
-  return impl_->CheckIntegrity();
 }
 
 }  // namespace quire::engine

@@ -15,17 +15,24 @@
 //             threads. The registry must outlive the compiler.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
+#include <optional>
 #include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "base/probe.h"
 #include "engine/constraint/constraint.h"
-
-namespace quire::probe {
-class Registry;
-}
 
 namespace quire::engine {
 
@@ -80,8 +87,52 @@ class ConstraintCompiler {
   absl::Status CheckIntegrity() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // A build that waits or runs, and the callers that wait for its result.
+  struct Job {
+    std::string key;
+    ConstraintSpec spec;
+    bool is_running = false;
+    std::stop_source stop;
+    std::vector<std::pair<Ticket, Done>> waiters;
+  };
+  struct Cached {
+    std::string key;
+    std::shared_ptr<const CompiledConstraint> constraint;
+    std::int64_t bytes = 0;
+  };
+
+  void AddMetrics(probe::Registry& metrics);
+  void Work();
+  // Runs the job's build and passes the result to its waiters.
+  void RunJob(const std::shared_ptr<Job>& job);
+  void TakeWaiters(Job& job, std::vector<Done>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddToCache(std::string key, std::shared_ptr<const CompiledConstraint> constraint)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Evict() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the result if nothing has to be built: a cached constraint, or an error if the spec is
+  // too large.
+  std::optional<Result> Answer(const ConstraintSpec& spec, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const BuildFunction build_;
+  std::unique_ptr<probe::Registry> own_registry_;
+  probe::Histogram compile_seconds_;
+  probe::Counter hits_, misses_, errors_;
+  probe::Gauge cache_bytes_;
+
+  mutable Mutex mutex_;
+  CondVar job_added_;
+  ConstraintOptions options_ ABSL_GUARDED_BY(mutex_);
+  bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<std::shared_ptr<Job>> waiting_jobs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Ticket, Job*> tickets_ ABSL_GUARDED_BY(mutex_);
+  Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::list<Cached> cache_ ABSL_GUARDED_BY(mutex_);  // most recently used first
+  absl::flat_hash_map<std::string, std::list<Cached>::iterator> cache_index_
+      ABSL_GUARDED_BY(mutex_);
+  std::int64_t cached_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::thread> workers_;
 };
 
 }  // namespace quire::engine

@@ -46,8 +46,7 @@ enum class RegexMeaning : std::uint8_t { kWhole, kContains };
 // Returns INVALID_ARGUMENT with the position for invalid or unsupported syntax.
 absl::StatusOr<Regex> ParseRegex(absl::string_view pattern, RegexMeaning meaning);
 
-// Returns an expression for all texts of `min` to `max` characters. If `max` is nullopt, there is no
-// upper limit.
+// Returns an expression for all texts of `min` to `max` characters; nullopt means no maximum.
 Regex AnyText(std::int64_t min, std::optional<std::int64_t> max);
 
 GrammarText::Expression WriteRegex(const Regex& regex, Spelling spelling, GrammarText* grammar);
