@@ -124,8 +124,6 @@ class ConstraintMatcher {
   // words.size() == mask_words() of the constraint.
   virtual absl::StatusOr<MaskSummary> FillMask(std::span<std::uint32_t> words) = 0;
 
-  // Removes the last `count` accepted tokens. REQUIRES: count <= num_accepted().
-  virtual void Rollback(std::uint32_t count) = 0;
   virtual std::uint32_t num_accepted() const = 0;
 
   // Returns an independent matcher in the same state.

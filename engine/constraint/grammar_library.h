@@ -56,9 +56,9 @@ class GrammarLibrary {
       std::vector<std::string> unenforced = {}) const;
 
  private:
-  class Impl;
-  explicit GrammarLibrary(std::shared_ptr<const Impl> impl);
-  std::shared_ptr<const Impl> impl_;
+  struct Impl;
+  explicit GrammarLibrary(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace quire::engine

@@ -5,7 +5,7 @@
 
 namespace quire::engine {
 
-class GrammarLibrary::Impl {};
+struct GrammarLibrary::Impl {};
 
 absl::string_view GrammarLibrary::Version() {
   return "";

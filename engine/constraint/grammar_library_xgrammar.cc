@@ -149,7 +149,6 @@ class XgrammarMatcher final : public ConstraintMatcher {
 
   absl::Status Accept(std::int32_t token) override {
     if (!failure_.ok()) return failure_;
-    const std::int64_t before = num_states_;
     bool accepted = false;
     if (IsEnd(token)) {
       accepted = !has_ended_ && matcher_.IsCompleted();
@@ -167,7 +166,6 @@ class XgrammarMatcher final : public ConstraintMatcher {
           "token ", token, " violates the constraint after ", num_accepted_, " tokens"));
     }
     ++num_accepted_;
-    states_before_.push_back(before);
     return absl::OkStatus();
   }
 
@@ -201,17 +199,6 @@ class XgrammarMatcher final : public ConstraintMatcher {
     return summary;
   }
 
-  void Rollback(std::uint32_t count) override {
-    QUIRE_CHECK(count <= num_accepted_);
-    if (count == 0) return;
-    num_accepted_ -= count;
-    num_states_ = states_before_[num_accepted_];
-    states_before_.resize(num_accepted_);
-    if (!failure_.ok()) return;
-    if (std::exchange(has_ended_, false)) --count;
-    if (count > 0) matcher_.Rollback(static_cast<int>(count));
-  }
-
   std::uint32_t num_accepted() const override { return num_accepted_; }
 
   std::unique_ptr<ConstraintMatcher> Fork() const override {
@@ -220,13 +207,12 @@ class XgrammarMatcher final : public ConstraintMatcher {
     fork->num_accepted_ = num_accepted_;
     fork->has_ended_ = has_ended_;
     fork->num_states_ = num_states_;
-    fork->states_before_ = states_before_;
     fork->failure_ = failure_;
     return fork;
   }
 
   absl::Status CheckIntegrity() const override {
-    if (states_before_.size() != num_accepted_ || num_states_ > limits_.states) {
+    if (num_states_ > limits_.states) {
       return absl::InternalError("the number of states of the matcher is wrong");
     }
     if (!failure_.ok()) return absl::OkStatus();
@@ -257,7 +243,6 @@ class XgrammarMatcher final : public ConstraintMatcher {
   std::uint32_t num_accepted_ = 0;
   bool has_ended_ = false;  // the last accepted token was an end token
   std::int64_t num_states_ = 0;
-  std::vector<std::int64_t> states_before_;  // num_states_ before each accepted token
   absl::Status failure_;
 };
 
@@ -296,41 +281,19 @@ class XgrammarConstraint final : public CompiledConstraint {
 
 }  // namespace
 
-class GrammarLibrary::Impl {
- public:
-  Impl(const xgrammar::TokenizerInfo& tokens, std::uint32_t vocab_size, const GrammarLimits& limits)
-      : compiler_(tokens, /*max_threads=*/1, /*cache_enabled=*/false),
-        vocab_size_(vocab_size),
-        limits_(limits) {}
-
-  absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
-      absl::string_view grammar, const std::stop_token& stop,
-      std::vector<std::string> unenforced) const {
-    std::shared_ptr<const CompiledConstraint> constraint;
-    LibraryBudget budget{.steps = {limits_.compile_steps},
-                         .mask_bytes = {limits_.compile_bytes},
-                         .states = {},
-                         .nesting = {kMaxNesting},
-                         .stop = &stop};
-    QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] {
-      constraint =
-          std::make_shared<XgrammarConstraint>(compiler_.CompileGrammar(std::string(grammar)),
-                                               limits_, vocab_size_, std::move(unenforced));
-    }));
-    // Every output creates a matcher. If creating one exceeds the limit, the constraint is rejected
-    // now.
-    budget.steps = {limits_.token_steps};
-    QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] { constraint->NewMatcher({}); }));
-    return constraint;
-  }
-
- private:
+struct GrammarLibrary::Impl {
   // The library's caches are disabled. xgrammar 0.2.8 confuses the masks of two rules of different
   // grammars if the rules differ only in a repeated character class. ConstraintCompiler caches
   // whole constraints.
-  mutable xgrammar::GrammarCompiler compiler_;
-  std::uint32_t vocab_size_;
-  GrammarLimits limits_;
+  Impl(const xgrammar::TokenizerInfo& tokens, std::uint32_t num_tokens,
+       const GrammarLimits& the_limits)
+      : compiler(tokens, /*max_threads=*/1, /*cache_enabled=*/false),
+        vocab_size(num_tokens),
+        limits(the_limits) {}
+
+  xgrammar::GrammarCompiler compiler;
+  const std::uint32_t vocab_size;
+  const GrammarLimits limits;
 };
 
 absl::string_view GrammarLibrary::Version() {
@@ -339,25 +302,39 @@ absl::string_view GrammarLibrary::Version() {
 
 absl::StatusOr<std::unique_ptr<GrammarLibrary>> GrammarLibrary::Create(
     std::vector<std::string> tokens, const GrammarLimits& limits) {
-  std::shared_ptr<const Impl> impl;
+  std::unique_ptr<Impl> impl;
   LibraryBudget budget;
   QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] {
-    const auto size = static_cast<std::uint32_t>(tokens.size());
     const xgrammar::TokenizerInfo info(tokens, xgrammar::VocabType::RAW, std::nullopt,
                                        std::vector<std::int32_t>());
-    impl = std::make_shared<const Impl>(info, size, limits);
+    impl = std::make_unique<Impl>(info, static_cast<std::uint32_t>(tokens.size()), limits);
   }));
   return std::unique_ptr<GrammarLibrary>(new GrammarLibrary(std::move(impl)));
 }
 
-GrammarLibrary::GrammarLibrary(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+GrammarLibrary::GrammarLibrary(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 GrammarLibrary::~GrammarLibrary() = default;
 
 absl::StatusOr<std::shared_ptr<const CompiledConstraint>> GrammarLibrary::Compile(
     absl::string_view grammar, const std::stop_token& stop,
     std::vector<std::string> unenforced) const {
-  return impl_->Compile(grammar, stop, std::move(unenforced));
+  std::shared_ptr<const CompiledConstraint> constraint;
+  LibraryBudget budget{.steps = {impl_->limits.compile_steps},
+                       .mask_bytes = {impl_->limits.compile_bytes},
+                       .states = {},
+                       .nesting = {kMaxNesting},
+                       .stop = &stop};
+  QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] {
+    constraint = std::make_shared<XgrammarConstraint>(
+        impl_->compiler.CompileGrammar(std::string(grammar)), impl_->limits, impl_->vocab_size,
+        std::move(unenforced));
+  }));
+  // Every output creates a matcher. If creating one exceeds the limit, the constraint is rejected
+  // now.
+  budget.steps = {impl_->limits.token_steps};
+  QUIRE_RETURN_IF_ERROR(CatchErrors(&budget, [&] { constraint->NewMatcher({}); }));
+  return constraint;
 }
 
 }  // namespace quire::engine

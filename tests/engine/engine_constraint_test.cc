@@ -55,7 +55,6 @@ class HookedMatcher final : public ConstraintMatcher {
     hooks_.before_mask(num_accepted());
     return inner_->FillMask(words);
   }
-  void Rollback(std::uint32_t count) override { inner_->Rollback(count); }
   std::uint32_t num_accepted() const override { return inner_->num_accepted(); }
   std::unique_ptr<ConstraintMatcher> Fork() const override {
     return std::make_unique<HookedMatcher>(inner_->Fork(), hooks_);

@@ -78,7 +78,6 @@ class StripesMatcher final : public ConstraintMatcher {
     }
     return MaskSummary{.may_continue = true};
   }
-  void Rollback(std::uint32_t count) override { tokens_.resize(tokens_.size() - count); }
   std::uint32_t num_accepted() const override { return static_cast<std::uint32_t>(tokens_.size()); }
   std::unique_ptr<ConstraintMatcher> Fork() const override {
     return std::make_unique<StripesMatcher>(*this);

@@ -227,32 +227,30 @@ TEST_F(GrammarTest, MasksDoNotDependOnEarlierCompilations) {
   EXPECT_EQ(masks(*build), masks(*fresh));
 }
 
-TEST_F(GrammarTest, RollbackAndForkGiveTheMasksOfTheSameTokens) {
+TEST_F(GrammarTest, ForkGivesTheMasksOfTheSameTokens) {
   std::mt19937 random(7);
-  const auto matcher = Matcher(Spec(ConstraintKind::kJsonObject, ""));
-  std::vector<std::vector<std::uint32_t>> masks;
-  std::vector<std::uint32_t> words(MaskWords(kVocabulary));
+  const ConstraintSpec spec = Spec(ConstraintKind::kJsonObject, "");
+  auto matcher = Matcher(spec);
+  std::vector<std::uint32_t> words(MaskWords(kVocabulary)), fork_words = words;
   for (int step = 0; step < 300; ++step) {
     ASSERT_TRUE(matcher->FillMask(words).ok());
-    masks.resize(matcher->num_accepted() + 1);
-    masks.back() = words;
-    if (random() % 3 == 0 && matcher->num_accepted() > 0) {
-      matcher->Rollback(1 + static_cast<std::uint32_t>(random()) % matcher->num_accepted());
-      ASSERT_TRUE(matcher->FillMask(words).ok());
-      ASSERT_EQ(words, masks[matcher->num_accepted()]);
-      continue;
-    }
     std::vector<std::int32_t> allowed;
     for (std::size_t token = 0; token < kVocabulary; ++token) {
       if (Bit(words, token)) allowed.push_back(static_cast<std::int32_t>(token));
     }
-    if (allowed.empty()) continue;  // an end token was accepted
+    if (allowed.empty()) {  // an end token was accepted
+      matcher = Matcher(spec);
+      continue;
+    }
     const auto fork = matcher->Fork();
     const std::int32_t next = allowed[random() % allowed.size()];
     ASSERT_TRUE(fork->Accept(next).ok());
     ASSERT_EQ(fork->num_accepted(), matcher->num_accepted() + 1);
     ASSERT_TRUE(matcher->Accept(next).ok());
     ASSERT_TRUE(matcher->CheckIntegrity().ok());
+    ASSERT_TRUE(fork->FillMask(fork_words).ok());
+    ASSERT_TRUE(matcher->FillMask(words).ok());
+    ASSERT_EQ(fork_words, words);
   }
 }
 
@@ -270,8 +268,6 @@ TEST_F(GrammarTest, EndTokensAreAllowedWhereTheTextMayEnd) {
   EXPECT_FALSE(summary->may_continue);  // finished
   ASSERT_TRUE(matcher->Accept(End()).ok());
   EXPECT_FALSE(matcher->Accept(End()).ok());
-  matcher->Rollback(2);
-  EXPECT_TRUE(matcher->Accept('b').ok());
 }
 
 std::string StageOf(const absl::Status& status) {
@@ -416,29 +412,10 @@ TEST_F(GrammarTest, MatchersFailAtTheirLimit) {
       EXPECT_EQ(matcher->FillMask(words).status(), status);
       EXPECT_EQ(matcher->Fork()->Accept('a'), status);
       accepted.push_back(matcher->num_accepted());
-      matcher->Rollback(accepted.back());
       EXPECT_TRUE(matcher->CheckIntegrity().ok());
     }
     EXPECT_EQ(accepted[0], accepted[1]);
   }
-}
-
-// Rollback releases the states that the removed tokens created.
-TEST_F(GrammarTest, RollbackReleasesStates) {
-  const auto library = GrammarLibrary::Create(*tokens_, {.states = 200});
-  ASSERT_TRUE(library.ok()) << library.status();
-  const auto constraint = (*library)->Compile(GrammarOf(ConstraintKind::kRegex, "a*"));
-  ASSERT_TRUE(constraint.ok()) << constraint.status();
-  const std::int32_t end[] = {End()};
-  const auto matcher = (*constraint)->NewMatcher(end);
-  for (int i = 0; i < 1000; ++i) {
-    ASSERT_TRUE(matcher->Accept('a').ok()) << i;
-    if (matcher->num_accepted() == 50) matcher->Rollback(49);
-    ASSERT_TRUE(matcher->CheckIntegrity().ok());
-  }
-  absl::Status status;
-  while (status.ok()) status = matcher->Accept('a');
-  EXPECT_EQ(StageOf(status), "limit");
 }
 
 TEST_F(GrammarTest, EnforcesRegularExpressions) {

@@ -59,11 +59,6 @@ class TableMatcher final : public ConstraintMatcher {
     return summary;
   }
 
-  void Rollback(std::uint32_t count) override {
-    QUIRE_CHECK(count <= tokens_.size());
-    if (count > 0) ended_ = false;
-    tokens_.resize(tokens_.size() - count);
-  }
   std::uint32_t num_accepted() const override { return static_cast<std::uint32_t>(tokens_.size()); }
   std::unique_ptr<ConstraintMatcher> Fork() const override {
     return std::make_unique<TableMatcher>(*this);
