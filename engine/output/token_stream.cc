@@ -159,11 +159,6 @@ void TokenStream::SetDrainedCallback(std::int32_t capacity_tokens,
   on_drained_ = std::move(on_drained);
 }
 
-bool TokenStream::reader_waits() const {
-  MutexLock lock(&mutex_);
-  return reader_waits_;
-}
-
 absl::Status TokenStream::CheckIntegrity() const {
   MutexLock lock(&mutex_);
   std::int32_t tokens = 0;
@@ -184,7 +179,7 @@ absl::Status TokenStream::CheckIntegrity() const {
         "the stream has ", tokens, " unread tokens, unread_tokens() is ", unread_tokens()));
   }
   if (reader_waits_ && (!events_.empty() || finish_called_)) {
-    return absl::InternalError("reader_waits() is true, but an event or the end is available");
+    return absl::InternalError("the reader waits, but an event or the end is available");
   }
   return absl::OkStatus();
 }

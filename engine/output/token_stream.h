@@ -168,9 +168,6 @@ class TokenStream {
   // Number of tokens in deltas that are written and not taken. The engine reads it for
   // back-pressure.
   std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }
-  // Returns whether Take has returned nothing since the last event was written, or no event was
-  // written yet.
-  bool reader_waits() const;
   // Number of events taken so far.
   std::uint64_t num_taken() const { return num_taken_.load(std::memory_order_acquire); }
   bool is_complete() const;  // whether Finish was called
@@ -188,6 +185,7 @@ class TokenStream {
   std::deque<OutputEvent> events_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::int32_t> unread_tokens_{0};  // changed under mutex_
   std::atomic<std::uint64_t> num_taken_{0};     // changed under mutex_
+  // True if Take has returned nothing since the last event was written, or no event was written yet.
   bool reader_waits_ ABSL_GUARDED_BY(mutex_) = true;
   bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;

@@ -70,22 +70,6 @@ AnswerProbe::AnswerProbe(probe::Registry* registry, const probe::Labels& model,
                                "Time left until the deadline when a request completes.", kLatency);
 }
 
-void AnswerProbe::ObserveTokenize(absl::Duration time) {
-  tokenize_.Observe(Seconds(time));
-}
-
-void AnswerProbe::ObserveQueue(absl::Duration time) {
-  queue_.Observe(Seconds(time));
-}
-
-void AnswerProbe::ObserveInterToken(absl::Duration time) {
-  inter_token_.Observe(Seconds(time));
-}
-
-void AnswerProbe::ObserveEnd(absl::Duration e2e) {
-  e2e_.Observe(Seconds(e2e));
-}
-
 void AnswerProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std::int32_t failures) {
   const auto add = [&](absl::string_view outcome, std::int32_t count) {
     if (count == 0) return;

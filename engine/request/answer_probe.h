@@ -26,10 +26,10 @@ class AnswerProbe {
   AnswerProbe(probe::Registry* registry, const probe::Labels& model,
               std::int32_t max_context_tokens);
 
-  void ObserveTokenize(absl::Duration time);
-  void ObserveQueue(absl::Duration time);
-  void ObserveInterToken(absl::Duration time);
-  void ObserveEnd(absl::Duration e2e);
+  void ObserveTokenize(absl::Duration time) { tokenize_.Observe(absl::ToDoubleSeconds(time)); }
+  void ObserveQueue(absl::Duration time) { queue_.Observe(absl::ToDoubleSeconds(time)); }
+  void ObserveInterToken(absl::Duration time) { inter_token_.Observe(absl::ToDoubleSeconds(time)); }
+  void ObserveEnd(absl::Duration e2e) { e2e_.Observe(absl::ToDoubleSeconds(e2e)); }
   void ObservePhases(const PhaseTimes& times);
   void ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin);
   // Counts the calls and failures of a choice that was parsed in `format`.

@@ -27,31 +27,23 @@ absl::Status CheckStartBounds(const HotOptions& start, const HotOptions& next) {
 
 absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_tokens) {
   const auto page_size = static_cast<std::int32_t>(page_tokens);
-  auto too_small = [](absl::string_view name, std::int64_t value, std::int64_t min) {
+  const struct {
+    absl::string_view name;
+    std::int64_t value, min;
+  } bounds[] = {
+      {"scheduler.max_running_sequences", options.max_running_sequences, 1},
+      {"scheduler.prefill_chunk_tokens", options.prefill_chunk_tokens, page_size},
+      {"scheduler.max_step_tokens", options.max_step_tokens,
+       options.max_running_sequences + page_size},
+      {"model.max_context_tokens", options.max_context_tokens, 2},
+      {"tokenizer.threads", options.text_threads, 1},
+      {"the number of mask threads", options.mask_threads, 1},
+      {"limits.max_queued_requests", options.max_queued_requests, 1},
+  };
+  for (const auto& [name, value, min] : bounds) {
+    if (value >= min) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(name, " is ", value, ", must be at least ", min));
-  };
-  if (options.max_running_sequences < 1) {
-    return too_small("scheduler.max_running_sequences", options.max_running_sequences, 1);
-  }
-  if (options.prefill_chunk_tokens < page_size) {
-    return too_small("scheduler.prefill_chunk_tokens", options.prefill_chunk_tokens, page_size);
-  }
-  if (options.max_step_tokens < options.max_running_sequences + page_size) {
-    return too_small("scheduler.max_step_tokens", options.max_step_tokens,
-                     options.max_running_sequences + page_size);
-  }
-  if (options.max_context_tokens < 2) {
-    return too_small("model.max_context_tokens", options.max_context_tokens, 2);
-  }
-  if (options.text_threads < 1) {
-    return too_small("tokenizer.threads", options.text_threads, 1);
-  }
-  if (options.mask_threads < 1) {
-    return too_small("the number of mask threads", options.mask_threads, 1);
-  }
-  if (options.max_queued_requests < 1) {
-    return too_small("limits.max_queued_requests", options.max_queued_requests, 1);
   }
   if (options.vocab_size > kGeneratedTag) {
     return absl::InvalidArgumentError(absl::StrCat("the vocabulary has ", options.vocab_size,

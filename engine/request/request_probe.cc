@@ -1,17 +1,9 @@
 #include "engine/request/request_probe.h"
 
 #include "absl/strings/string_view.h"
-#include "engine/request/arrival_counters.h"
 #include "engine/request/probe_labels.h"
 
 namespace quire::engine {
-namespace {
-
-std::string CodeName(absl::StatusCode code) {
-  return absl::StatusCodeToString(code);
-}
-
-}  // namespace
 
 RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model,
                            const std::string& model_name)
@@ -30,7 +22,7 @@ RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model
   for (const auto code : {absl::StatusCode::kInternal, absl::StatusCode::kUnavailable}) {
     registry_->AddCounter("quire_requests_failed_total",
                           "Accepted requests that ended with an error.",
-                          With(model, "code", CodeName(code)));
+                          With(model, "code", absl::StatusCodeToString(code)));
   }
   for (int i = 0; i < kNumCancelSources; ++i) {
     const auto source = static_cast<CancelSource>(i);
@@ -47,10 +39,6 @@ RequestProbe::RequestProbe(probe::Registry* registry, const probe::Labels& model
                           "Prompt tokens of waiting requests that are not cached.", model);
   max_running_ =
       registry_->AddGauge("quire_running_sequences_limit", "Maximum sequences per step.", model);
-}
-
-void RequestProbe::Rejected(Reason reason) {
-  RejectedCounter(registry_, reason).Increment();
 }
 
 void RequestProbe::Accepted() {
@@ -78,9 +66,9 @@ void RequestProbe::Completed(bool was_running) {
 }
 
 void RequestProbe::Failed(bool was_running, absl::StatusCode code) {
-  probe::Counter failed = registry_->AddCounter("quire_requests_failed_total",
-                                                "Accepted requests that ended with an error.",
-                                                With(model_, "code", CodeName(code)));
+  probe::Counter failed = registry_->AddCounter(
+      "quire_requests_failed_total", "Accepted requests that ended with an error.",
+      With(model_, "code", absl::StatusCodeToString(code)));
   const probe::Registry::Update update(registry_);
   failed.Increment();
   GaugeOf(was_running).Add(-1);

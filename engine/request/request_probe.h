@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "base/error_reason.h"
 #include "base/probe.h"
+#include "engine/request/arrival_counters.h"
 #include "engine/request/request.h"
 
 namespace quire::engine {
@@ -26,7 +27,7 @@ class RequestProbe {
                const std::string& model_name);
 
   void Received() { received_.Increment(); }
-  void Rejected(Reason reason);
+  void Rejected(Reason reason) { RejectedCounter(registry_, reason).Increment(); }
   // Counts an accepted request, which is waiting.
   void Accepted();
   void MoveToRunning();

@@ -92,6 +92,14 @@ absl::Status CheckAllowedTokens(const SamplingParams& params, const ParamLimits&
   return absl::OkStatus();
 }
 
+absl::Status CheckEncoding(const std::string& field, absl::string_view text) {
+  const auto offset = FirstInvalidUtf8(text);
+  if (!offset.has_value()) return absl::OkStatus();
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat(field, " is not UTF-8 at byte ", *offset)),
+      Reason::kBadUtf8, {{"field", field}, {"byte_offset", absl::StrCat(*offset)}});
+}
+
 absl::Status CheckStrings(absl::string_view list, const std::vector<std::string>& strings) {
   constexpr std::size_t kMaxStrings = 64;
   constexpr std::size_t kMaxBytes = 256;
@@ -107,11 +115,7 @@ absl::Status CheckStrings(absl::string_view list, const std::vector<std::string>
                              absl::StrCat(strings[i].size(), " bytes"),
                              absl::StrCat("[1, ", kMaxBytes, "] bytes"));
     }
-    if (const auto offset = FirstInvalidUtf8(strings[i]); offset.has_value()) {
-      return WithReason(
-          absl::InvalidArgumentError(absl::StrCat(field, " is not UTF-8 at byte ", *offset)),
-          Reason::kBadUtf8, {{"field", field}, {"byte_offset", absl::StrCat(*offset)}});
-    }
+    QUIRE_RETURN_IF_ERROR(CheckEncoding(field, strings[i]));
   }
   return absl::OkStatus();
 }
@@ -153,13 +157,7 @@ absl::Status CheckStops(const StoppingParams& params, const ParamLimits& limits)
           absl::StrCat("[", i, "] has ", stop.size(), " bytes, must be in [1, ", max_bytes, "]"),
           params.stop.size(), limits.max_stop_sequences);
     }
-    if (const auto offset = FirstInvalidUtf8(stop); offset.has_value()) {
-      return WithReason(absl::InvalidArgumentError(
-                            absl::StrCat("stopping.stop[", i, "] is not UTF-8 at byte ", *offset)),
-                        Reason::kBadUtf8,
-                        {{"field", absl::StrCat("stopping.stop[", i, "]")},
-                         {"byte_offset", absl::StrCat(*offset)}});
-    }
+    QUIRE_RETURN_IF_ERROR(CheckEncoding(absl::StrCat("stopping.stop[", i, "]"), stop));
   }
   if (params.stop_token_ids.size() > kMaxStopTokenIds) {
     return stop_error("stopping.stop_token_ids",

@@ -132,15 +132,19 @@ void RowPool::FreePages(Sequence& sequence) {
   ReleaseRow(sequence);
 }
 
-void RowPool::Preempt(Sequence& sequence) {
-  ScheduledRequest& request = *sequence.request;
-  QUIRE_CHECK(sequence.in_flight == 0 && sequence.samples_in_flight == 0);
-  FreePages(sequence);
+void RowPool::MoveToPreempted(Sequence& sequence) {
   std::erase(running_, &sequence);
   Enter(sequence, SequenceState::kPreempted);
   sequence.computed = 0;
   ++sequence.preemptions;
   InsertByAdmission(preempted_, &sequence);
+}
+
+void RowPool::Preempt(Sequence& sequence) {
+  ScheduledRequest& request = *sequence.request;
+  QUIRE_CHECK(sequence.in_flight == 0 && sequence.samples_in_flight == 0);
+  FreePages(sequence);
+  MoveToPreempted(sequence);
   for (std::size_t i = 1; !request.forked && i < request.sequences.size(); ++i) {
     Sequence& sibling = *request.sequences[i];
     ReleaseRow(sibling);
@@ -165,11 +169,7 @@ void RowPool::Fork(ScheduledRequest& request) {
       continue;
     }
     ReleaseRow(child);
-    std::erase(running_, &child);
-    Enter(child, SequenceState::kPreempted);
-    child.computed = 0;
-    ++child.preemptions;
-    InsertByAdmission(preempted_, &child);
+    MoveToPreempted(child);
   }
   RefreshState(request);
 }

@@ -81,6 +81,8 @@ class RowPool {
  private:
   void FreePages(Sequence& sequence);
   void Preempt(Sequence& sequence);
+  // Moves a sequence whose row was released from running_ to preempted_.
+  void MoveToPreempted(Sequence& sequence);
   std::int64_t CountIn(SequenceState state, WaitCause cause) const;
   absl::Status CheckRow(const Sequence& sequence) const;
   absl::Status CheckTransitions() const;

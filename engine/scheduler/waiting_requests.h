@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -62,20 +61,14 @@ class WaitingRequests {
     std::uint32_t length_class = 0;
     std::uint64_t arrival = 0;
     ScheduledRequest* request = nullptr;
-    auto operator<=>(const Place& other) const {
-      return std::tie(level, deadline, length_class, arrival) <=>
-             std::tie(other.level, other.deadline, other.length_class, other.arrival);
-    }
-    bool operator==(const Place& other) const { return arrival == other.arrival; }
+    // The arrival is unique, so the request never decides.
+    std::weak_ordering operator<=>(const Place&) const = default;
   };
   struct Timer {
     absl::Time time;
     std::uint64_t arrival = 0;
     ScheduledRequest* request = nullptr;
-    auto operator<=>(const Timer& other) const {
-      return std::tie(time, arrival) <=> std::tie(other.time, other.arrival);
-    }
-    bool operator==(const Timer& other) const { return arrival == other.arrival; }
+    std::weak_ordering operator<=>(const Timer&) const = default;
   };
   struct Entry {
     TenantRequests* tenant = nullptr;

@@ -1,7 +1,6 @@
 #include "engine/step/early_end.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/error_reason.h"
 
 namespace quire::engine {
@@ -11,16 +10,10 @@ std::string Millis(absl::Duration time) {
   return absl::StrCat(absl::ToInt64Milliseconds(time));
 }
 
-// Returns the current stage of the request, which EarlyEndStatus reports.
-absl::string_view StageOf(const ScheduledRequest& live) {
-  if (!live.was_scheduled) return "queue";
-  return live.forked ? "decode" : "prefill";
-}
-
 }  // namespace
 
 absl::Status EarlyEndStatus(const ScheduledRequest& live, const EarlyEnd& end) {
-  const absl::string_view stage = StageOf(live);
+  const std::string stage = !live.was_scheduled ? "queue" : live.forked ? "decode" : "prefill";
   const std::string tokens =
       absl::StrCat(live.progress().output_tokens.load(std::memory_order_relaxed));
   const absl::Duration age = end.time - live.request.accept_time;
@@ -37,7 +30,7 @@ absl::Status EarlyEndStatus(const ScheduledRequest& live, const EarlyEnd& end) {
       return WithReason(absl::DeadlineExceededError(absl::StrCat(
                             "deadline passed ", Millis(age), " ms after acceptance, in ", stage,
                             ", with ", tokens, " output tokens")),
-                        Reason::kTimeout, {{"stage", std::string(stage)}, {"tokens", tokens}});
+                        Reason::kTimeout, {{"stage", stage}, {"tokens", tokens}});
     case CancelSource::kSlowClient: {
       const std::string stalled = Millis(end.time - live.client_stalled_since);
       return WithReason(

@@ -44,7 +44,9 @@ struct IntegrityReport {
   absl::Duration pause;  // time during which no step ran
 
   // Returns OK, or INTERNAL with the first failure.
-  absl::Status status() const;
+  absl::Status status() const {
+    return failures.empty() ? absl::OkStatus() : absl::InternalError(failures.front());
+  }
 };
 
 // The owner of each page between two steps. pages[i] describes page i + 1.

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <optional>
 #include <set>
-#include <tuple>
 
 #include "absl/time/time.h"
 #include "engine/request/accepted_request.h"
@@ -26,9 +25,7 @@ class RequestTimers {
     absl::Time time;
     std::uint64_t arrival = 0;
     Kind kind = Kind::kDeadline;
-    auto operator<=>(const Timer& other) const {
-      return std::tie(time, arrival, kind) <=> std::tie(other.time, other.arrival, other.kind);
-    }
+    std::weak_ordering operator<=>(const Timer&) const = default;
   };
 
   void Add(const AcceptedRequest& request);
