@@ -89,7 +89,7 @@ bool StepDraft::HasRoomToFork(const Sequence& sequence, std::uint32_t end) const
 
 absl::Status StepDraft::CheckIntegrity() const {
   std::uint32_t tokens = plan_.prompt_tokens();
-  for (const PlannedDecode& decode : plan_.decodes) tokens += decode.num_tokens;
+  for (const PlannedRow& decode : plan_.decodes) tokens += decode.num_tokens;
   if (tokens != plan_.num_tokens) {
     return absl::InternalError(absl::StrCat("the rows of the plan have ", tokens,
                                             " tokens, the plan counts ", plan_.num_tokens));

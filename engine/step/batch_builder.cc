@@ -27,12 +27,7 @@ void BatchBuilder::Begin(InFlightStep* flight) {
 
 void BatchBuilder::Fill(InFlightStep* flight) {
   Begin(flight);
-  for (const PlannedDecode& decode : flight->plan.decodes) {
-    AddRow(*decode.sequence, decode.num_tokens);
-  }
-  for (const PlannedPrefill& prefill : flight->plan.prefills) {
-    AddRow(*prefill.sequence, prefill.num_tokens);
-  }
+  flight->plan.ForEachRow([&](const PlannedRow& row) { AddRow(*row.sequence, row.num_tokens); });
   TakeCacheWork();
   flight->batch.kv = cache_->PrepareStep(row_steps_);
   flight->batch.states = cache_->state_inputs();
@@ -133,7 +128,7 @@ void BatchBuilder::AddPool(const Sequence& sequence, std::uint32_t first_token,
     pool.begins = pool.ends = true;
   }
   flight_->batch.pools.push_back(pool);
-  flight_->pool_owners.push_back({sequence.request});
+  flight_->pool_owners.push_back(sequence.request);
 }
 
 // Samples the token at `position`. End tokens are banned until the output has min_tokens tokens. If
@@ -185,11 +180,11 @@ void BatchBuilder::AddSample(Sequence& sequence, std::uint32_t position) {
       .sample_in_flight = in_flight,
       .is_late = sequence.mask != nullptr};
   batch.samples.push_back(sample);
-  flight_->sample_owners.push_back({&sequence});
+  flight_->sample_owners.push_back(&sequence);
 }
 
 void BatchBuilder::CompleteSample(InFlightStep* flight, std::size_t index) const {
-  const Sequence& sequence = *flight->sample_owners[index].sequence;
+  const Sequence& sequence = *flight->sample_owners[index];
   const ScheduledRequest& live = *sequence.request;
   const Sequence& history_owner = live.forked ? sequence : *live.sequences.front();
   runtime::StepSample& sample = flight->batch.samples[index];

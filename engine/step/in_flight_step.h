@@ -12,17 +12,9 @@
 
 namespace quire::engine {
 
-struct SampleOwner {
-  Sequence* sequence;  // the choice that gets the token
-};
-
 struct PromptLogprobOwner {
   ScheduledRequest* request;
   std::uint32_t position;  // position of the prompt token that has the log-probability
-};
-
-struct PoolOwner {
-  ScheduledRequest* request;
 };
 
 // Place:      filled by BatchBuilder, launched by StepPipeline, read by StepCollector. StepPipeline
@@ -37,9 +29,9 @@ struct InFlightStep {
   std::uint64_t number = 0;
   StepPlan plan;
   runtime::StepBatch batch;
-  std::vector<SampleOwner> sample_owners;
+  std::vector<Sequence*> sample_owners;  // the choices that get the tokens
   std::vector<PromptLogprobOwner> prompt_logprob_owners;
-  std::vector<PoolOwner> pool_owners;
+  std::vector<ScheduledRequest*> pool_owners;
   absl::Status launch_error;  // not OK: the runner refused the step, and there is no result
   absl::Time start, planned, launched;
   absl::Duration expected;  // wall time by the step-time model; zero: not known yet

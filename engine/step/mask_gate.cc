@@ -97,7 +97,7 @@ void MaskGate::AwaitLateSamples(const InFlightStep& step) {
   std::size_t sampled_rows = 0;
   const std::vector<runtime::StepSample>& samples = step.batch.samples;
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    const Sequence& sequence = *step.sample_owners[i].sequence;
+    const Sequence& sequence = *step.sample_owners[i];
     const bool waits = samples[i].is_late && !sequence.finished() && !sequence.mask->is_ready();
     if (waits) awaited_masks_.push_back(sequence.mask.get());
     has_others |= !waits && !sequence.finished();
@@ -117,7 +117,7 @@ void MaskGate::AwaitLateSamples(const InFlightStep& step) {
 void MaskGate::CompleteLateSamples(const BatchBuilder& builder, InFlightStep* step) {
   for (std::size_t i = 0; i < step->batch.samples.size(); ++i) {
     if (!step->batch.samples[i].is_late) continue;
-    Sequence& sequence = *step->sample_owners[i].sequence;
+    Sequence& sequence = *step->sample_owners[i];
     if (sequence.finished()) continue;
     if (CanSample(sequence)) {
       builder.CompleteSample(step, i);

@@ -126,12 +126,11 @@ void RequestLifecycle::PublishPlan(const StepPlan& plan, absl::Time now) {
   }
   for (ScheduledRequest* live : plan.started) Start(*live, now);
   std::uint32_t expired = 0;
-  const auto check = [&](const Sequence& sequence, std::uint32_t tokens) {
-    meter_->RefreshGauge(*sequence.request);
-    if (sequence.request->request.deadline <= now) expired += tokens;
-  };
-  for (const PlannedDecode& decode : plan.decodes) check(*decode.sequence, decode.num_tokens);
-  for (const PlannedPrefill& prefill : plan.prefills) check(*prefill.sequence, prefill.num_tokens);
+  plan.ForEachRow([&](const PlannedRow& row) {
+    ScheduledRequest& live = *row.sequence->request;
+    meter_->RefreshGauge(live);
+    if (live.request.deadline <= now) expired += row.num_tokens;
+  });
   if (expired > 0) probe_->steps.ExpiredTokens(expired);
 }
 

@@ -23,24 +23,20 @@ bool IsFinite(std::span<const float> values) {
 std::vector<const Sequence*> FindEndedNonFinite(const InFlightStep& flight,
                                                 const runtime::StepResult& result) {
   std::vector<const Sequence*> poisoned;
+  const auto add = [&](bool is_finite, bool has_ended, const Sequence& sequence) {
+    if (!is_finite && has_ended && !sequence.invalidated) poisoned.push_back(&sequence);
+  };
   for (std::size_t i = 0; i < flight.sample_owners.size(); ++i) {
-    const Sequence& sequence = *flight.sample_owners[i].sequence;
-    if (!result.samples[i].non_finite || sequence.invalidated) continue;
-    if (sequence.finished()) poisoned.push_back(&sequence);
+    const Sequence& sequence = *flight.sample_owners[i];
+    add(!result.samples[i].non_finite, sequence.finished(), sequence);
   }
   for (std::size_t i = 0; i < flight.prompt_logprob_owners.size(); ++i) {
-    const ScheduledRequest& live = *flight.prompt_logprob_owners[i].request;
-    const Sequence& sequence = *live.sequences.front();
-    if (result.prompt_logprobs[i].non_finite && live.ended && !sequence.invalidated) {
-      poisoned.push_back(&sequence);
-    }
+    ScheduledRequest& live = *flight.prompt_logprob_owners[i].request;
+    add(!result.prompt_logprobs[i].non_finite, live.ended, live.first());
   }
   for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
-    const ScheduledRequest& live = *flight.pool_owners[i].request;
-    const Sequence& sequence = *live.sequences.front();
-    if (!IsFinite(result.pools[i]) && live.ended && !sequence.invalidated) {
-      poisoned.push_back(&sequence);
-    }
+    ScheduledRequest& live = *flight.pool_owners[i];
+    add(IsFinite(result.pools[i]), live.ended, live.first());
   }
   return poisoned;
 }
@@ -64,7 +60,7 @@ std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed)
 // Stores the pooled result of each row until its whole prompt is computed.
 void CollectPools(const InFlightStep& flight, const runtime::StepResult& result) {
   for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
-    ScheduledRequest& live = *flight.pool_owners[i].request;
+    ScheduledRequest& live = *flight.pool_owners[i];
     const std::span<const float> sum = result.pools[i];
     if (live.ended || sum.empty()) continue;
     live.pooled.assign(sum.begin(), sum.end());
@@ -114,13 +110,9 @@ void StepCollector::Collect(const InFlightStep& flight, const runtime::StepResul
   QUIRE_CHECK(result.pools.size() == flight.pool_owners.size());
   ++steps_;
   FailBadRows(flight, result, now);
-  std::size_t row = 0;
-  for (const PlannedDecode& decode : flight.plan.decodes) {
-    Advance(*decode.sequence, flight.batch.rows[row++]);
-  }
-  for (const PlannedPrefill& prefill : flight.plan.prefills) {
-    Advance(*prefill.sequence, flight.batch.rows[row++]);
-  }
+  std::size_t next = 0;
+  flight.plan.ForEachRow(
+      [&](const PlannedRow& row) { Advance(*row.sequence, flight.batch.rows[next++]); });
   CollectPromptLogprobs(flight, result, now);
   CollectPools(flight, result);
   FinishPrompts(flight, now);
@@ -161,11 +153,11 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
     check(result.prompt_logprobs[i], *flight.prompt_logprob_owners[i].request);
   }
   for (std::size_t i = 0; i < result.pools.size(); ++i) {
-    ScheduledRequest& live = *flight.pool_owners[i].request;
+    ScheduledRequest& live = *flight.pool_owners[i];
     if (!live.ended && !IsFinite(result.pools[i])) FailNonFinite(live, "hidden states", now);
   }
   for (std::size_t i = 0; i < result.samples.size(); ++i) {
-    const Sequence& sequence = *flight.sample_owners[i].sequence;
+    const Sequence& sequence = *flight.sample_owners[i];
     // A choice that has ended may have a surplus row, whose result is ignored.
     if (!sequence.finished()) check(result.samples[i], *sequence.request);
   }
@@ -228,7 +220,7 @@ void StepCollector::CollectPromptLogprobs(const InFlightStep& flight,
 
 // Ends the requests that do not generate and whose prompts are computed.
 void StepCollector::FinishPrompts(const InFlightStep& flight, absl::Time now) {
-  for (const PlannedPrefill& prefill : flight.plan.prefills) {
+  for (const PlannedRow& prefill : flight.plan.prefills) {
     Sequence& sequence = *prefill.sequence;
     ScheduledRequest& live = *sequence.request;
     if (live.request.generates() || sequence.finished() || sequence.computed < sequence.total()) {
@@ -244,10 +236,10 @@ void StepCollector::FinishPrompts(const InFlightStep& flight, absl::Time now) {
 
 void StepCollector::CollectSamples(const InFlightStep& flight, const runtime::StepResult& result,
                                    absl::Time now) {
-  const std::vector<SampleOwner>& owners = flight.sample_owners;
-  for (const SampleOwner& owner : owners) --owner.sequence->samples_in_flight;
+  const std::vector<Sequence*>& owners = flight.sample_owners;
+  for (Sequence* owner : owners) --owner->samples_in_flight;
   for (std::size_t i = 0; i < owners.size();) {
-    Sequence& sequence = *owners[i].sequence;
+    Sequence& sequence = *owners[i];
     ScheduledRequest& live = *sequence.request;
     if (result.samples[i].unsampled && !sequence.finished()) {
       probe_->steps.AddDiscarded(DiscardCause::kLateMask, 1);

@@ -165,15 +165,11 @@ void StepPipeline::FailStep(const InFlightStep& flight, const absl::Status& erro
   log::Error("engine", "step failed", {{"status", error.ToString()}});
   builder_.KeepClears(flight);
   failing_requests_.clear();
-  const auto lose = [&](Sequence& sequence, std::uint32_t num_tokens) {
-    sequence.in_flight -= num_tokens;
-    if (!sequence.finished()) failing_requests_.push_back(sequence.request);
-  };
-  for (const PlannedDecode& decode : flight.plan.decodes) lose(*decode.sequence, decode.num_tokens);
-  for (const PlannedPrefill& prefill : flight.plan.prefills) {
-    lose(*prefill.sequence, prefill.num_tokens);
-  }
-  for (const SampleOwner& owner : flight.sample_owners) --owner.sequence->samples_in_flight;
+  flight.plan.ForEachRow([&](const PlannedRow& row) {
+    row.sequence->in_flight -= row.num_tokens;
+    if (!row.sequence->finished()) failing_requests_.push_back(row.sequence->request);
+  });
+  for (Sequence* owner : flight.sample_owners) --owner->samples_in_flight;
   for (const auto& [arrival, live] : lifecycle_->live()) {
     const bool is_copied =
         live->copy_steps.first <= flight.number && flight.number <= live->copy_steps.last;

@@ -40,7 +40,7 @@ int StepsUntilEnd(Harness& harness, const std::string& id) {
 
 std::map<std::string, std::uint32_t> Chunks(const Harness& harness) {
   std::map<std::string, std::uint32_t> chunks;
-  for (const PlannedPrefill& prefill : harness.core.last_plan().prefills) {
+  for (const PlannedRow& prefill : harness.core.last_plan().prefills) {
     chunks[prefill.sequence->request->request.id] = prefill.num_tokens;
   }
   return chunks;

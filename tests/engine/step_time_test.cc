@@ -412,7 +412,7 @@ TEST(StepTimeTargetTest, TheOldestPromptGetsEightTokensInEveryStep) {
     timed.Step();
     ASSERT_EQ(harness.core.last_plan().decodes.size(), 1u);
     ASSERT_EQ(harness.core.last_plan().prefills.size(), 1u);
-    const PlannedPrefill& chunk = harness.core.last_plan().prefills[0];
+    const PlannedRow& chunk = harness.core.last_plan().prefills[0];
     EXPECT_EQ(chunk.sequence->request->request.id, step < 16 ? "a" : "b");
     EXPECT_EQ(chunk.num_tokens, step % 16 < 15 ? 8u : 5u);
   }
@@ -435,7 +435,7 @@ TEST(StepTimeTargetTest, TimeLimitedStepsHaveMultiplesOfEightRows) {
     const StepPlan& plan = harness.core.last_plan();
     ASSERT_EQ(plan.decodes.size(), 3u);
     ASSERT_FALSE(plan.prefills.empty());
-    const PlannedPrefill& last = plan.prefills.back();
+    const PlannedRow& last = plan.prefills.back();
     if (last.sequence->state() != SequenceState::kPrefill) continue;  // its prompt is complete
     EXPECT_EQ(plan.num_tokens % 8, 0u) << last.num_tokens;
     ++bounded;
