@@ -28,29 +28,6 @@ absl::Status BadSpec(ConstraintKind kind, absl::string_view why) {
   return BadConstraint("compile", absl::StrCat("constraint.", ConstraintKindName(kind), ": ", why));
 }
 
-// Parses and checks the schema. Appends to `unenforced` the pointers to the keywords that are not
-// enforced, each prefixed with `field`.
-absl::StatusOr<std::unique_ptr<SchemaDocument>> ReadSchema(absl::string_view text,
-                                                           UnenforcedPolicy policy,
-                                                           absl::string_view field,
-                                                           std::vector<std::string>* unenforced) {
-  QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SchemaDocument> document, SchemaDocument::Parse(text));
-  QUIRE_RETURN_IF_ERROR(document->Check(policy));
-  for (const std::string& pointer : document->unenforced()) {
-    unenforced->push_back(absl::StrCat(field, pointer));
-  }
-  return document;
-}
-
-absl::StatusOr<Expression> WriteSchemaText(absl::string_view text, const ConstraintSpec& spec,
-                                           absl::string_view field, GrammarText* grammar,
-                                           std::vector<std::string>* unenforced) {
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
-                         ReadSchema(text, spec.unenforced, field, unenforced));
-  const SchemaId root = document->root();
-  return WriteSchemas(*document, {&root, 1}, spec.whitespace, grammar)[0];
-}
-
 absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) {
   std::vector<Expression> options;
   if (choices.empty() || choices.size() > kMaxChoices) {
@@ -72,35 +49,6 @@ absl::StatusOr<Expression> WriteChoice(const std::vector<std::string>& choices) 
   return GrammarText::Choice(options);
 }
 
-// Writes a spec that has no tags. If the spec is the content of a tag, `field` is the request field
-// that contains the schema. Otherwise `field` is empty.
-absl::StatusOr<Expression> WritePlainSpec(const ConstraintSpec& spec, absl::string_view field,
-                                          GrammarText* grammar,
-                                          std::vector<std::string>* unenforced) {
-  switch (spec.kind) {
-    case ConstraintKind::kJsonSchema:
-      return WriteSchemaText(spec.text, spec, field, grammar, unenforced);
-    case ConstraintKind::kJsonObject:
-      return WriteSchemaText(R"({"type": "object"})", spec, field, grammar, unenforced);
-    case ConstraintKind::kRegex: {
-      auto regex = ParseRegex(spec.text, RegexMeaning::kWhole);
-      if (!regex.ok()) return BadSpec(spec.kind, regex.status().message());
-      return WriteRegex(*regex, Spelling::kPlain, grammar);
-    }
-    case ConstraintKind::kGrammar: {
-      auto written = WriteGbnf(spec.text, grammar);
-      if (!written.ok()) return BadSpec(spec.kind, written.status().message());
-      return written;
-    }
-    case ConstraintKind::kChoice:
-      return WriteChoice(spec.choices);
-    case ConstraintKind::kStructuralTags:
-    case ConstraintKind::kToolCalls:
-      break;
-  }
-  return BadSpec(spec.kind, "tags cannot be nested");
-}
-
 // Adds to the status the request field that contains the content of the tag.
 absl::Status WithTagField(const absl::Status& status, absl::string_view field,
                           absl::string_view kind) {
@@ -114,107 +62,146 @@ absl::Status WithTagField(const absl::Status& status, absl::string_view field,
   return WithReason(std::move(with_field), reason->reason, metadata);
 }
 
-// Writes the arguments of a tool, for a tool format in which they are not JSON.
-absl::StatusOr<Expression> WriteMarked(const ConstraintSpec& spec, const ConstraintTag& tag,
-                                       const SpecialTokens& special, GrammarText* grammar,
-                                       std::vector<std::string>* unenforced) {
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
-                         ReadSchema(tag.text, spec.unenforced, tag.field, unenforced));
-  const bool annotates = spec.unenforced == UnenforcedPolicy::kAnnotate;
-  const MarkedSpec marked{.schema = tag.text,
-                          .document = *document,
-                          .writing = spec.tool_format->writing,
-                          .whitespace = spec.whitespace,
-                          .unenforced = annotates ? unenforced : nullptr,
-                          .field = tag.field};
-  return WriteMarkedArguments(marked, special, grammar);
-}
+class ConstraintWriter {
+ public:
+  ConstraintWriter(const ConstraintSpec& spec, const SpecialTokens& special)
+      : spec_(spec), special_(special) {}
 
-// Writes the arguments of a tool, for a tool format in which they are keyword arguments of a Python
-// call.
-absl::StatusOr<Expression> WritePythonic(const ConstraintSpec& spec, const ConstraintTag& tag,
-                                         GrammarText* grammar,
-                                         std::vector<std::string>* unenforced) {
-  QUIRE_ASSIGN_OR_RETURN(const std::unique_ptr<SchemaDocument> document,
-                         ReadSchema(tag.text, spec.unenforced, tag.field, unenforced));
-  for (const Shape& shape : document->ShapesOf(document->root())) {
-    for (const OrderedJson& value : shape.values) {
-      if (!value.is_object()) continue;
-      for (const auto& [name, member] : value.items()) {
-        QUIRE_RETURN_IF_ERROR(CheckArgumentName(name));
+  absl::StatusOr<ConstraintGrammar> Write() {
+    QUIRE_ASSIGN_OR_RETURN(Expression root, WriteSpec());
+    std::size_t bytes = 0;
+    for (const std::string& keyword : unenforced_) bytes += keyword.size();
+    if (unenforced_.size() > kMaxUnenforcedKeywords || bytes > kMaxUnenforcedBytes) {
+      return BadSpec(spec_.kind,
+                     absl::StrCat(unenforced_.size(), " keywords of ", bytes,
+                                  " bytes cannot be enforced, the limits are ",
+                                  kMaxUnenforcedKeywords, " and ", kMaxUnenforcedBytes));
+    }
+    if (spec_.starts_after_reasoning) root = WriteAfterReasoning(spec_, special_, root, &grammar_);
+    auto text = grammar_.Finish(root);
+    if (!text.ok()) return BadSpec(spec_.kind, text.status().message());
+    return ConstraintGrammar{.text = *std::move(text), .unenforced = std::move(unenforced_)};
+  }
+
+ private:
+  absl::StatusOr<Expression> WriteSpec() {
+    const WriteContent content = [&](std::size_t i) { return WriteTagContent(spec_.tags[i]); };
+    switch (spec_.kind) {
+      case ConstraintKind::kStructuralTags:
+        return WriteStructuralTags(spec_, special_, content, &grammar_);
+      case ConstraintKind::kToolCalls:
+        return WriteToolCalls(spec_, special_, content, &grammar_);
+      default:
+        return WriteText(spec_.kind, spec_.text, /*field=*/"");
+    }
+  }
+
+  // Writes a spec that has no tags, or the content of a tag. `field` is the request field that
+  // contains the content of the tag.
+  absl::StatusOr<Expression> WriteText(ConstraintKind kind, const std::string& text,
+                                       absl::string_view field) {
+    switch (kind) {
+      case ConstraintKind::kJsonSchema:
+        return WriteSchema(text, field);
+      case ConstraintKind::kJsonObject:
+        return WriteSchema(R"({"type": "object"})", field);
+      case ConstraintKind::kRegex: {
+        auto regex = ParseRegex(text, RegexMeaning::kWhole);
+        if (!regex.ok()) return BadSpec(kind, regex.status().message());
+        return WriteRegex(*regex, Spelling::kPlain, &grammar_);
+      }
+      case ConstraintKind::kGrammar: {
+        auto written = WriteGbnf(text, &grammar_);
+        if (!written.ok()) return BadSpec(kind, written.status().message());
+        return written;
+      }
+      case ConstraintKind::kChoice:
+        return WriteChoice(spec_.choices);
+      case ConstraintKind::kStructuralTags:
+      case ConstraintKind::kToolCalls:
+        break;
+    }
+    return BadSpec(kind, "tags cannot be nested");
+  }
+
+  absl::StatusOr<Expression> WriteSchema(absl::string_view text, absl::string_view field) {
+    QUIRE_ASSIGN_OR_RETURN(const auto document, ReadSchema(text, field));
+    const SchemaId root = document->root();
+    return WriteSchemas(*document, {&root, 1}, spec_.whitespace, &grammar_)[0];
+  }
+
+  // Parses and checks the schema. Adds to unenforced_ the pointers to the keywords that are not
+  // enforced, each prefixed with `field`.
+  absl::StatusOr<std::unique_ptr<SchemaDocument>> ReadSchema(absl::string_view text,
+                                                             absl::string_view field) {
+    QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<SchemaDocument> document, SchemaDocument::Parse(text));
+    QUIRE_RETURN_IF_ERROR(document->Check(spec_.unenforced));
+    for (const std::string& pointer : document->unenforced()) {
+      unenforced_.push_back(absl::StrCat(field, pointer));
+    }
+    return document;
+  }
+
+  absl::StatusOr<Expression> WriteTagContent(const ConstraintTag& tag) {
+    const bool is_call = spec_.kind == ConstraintKind::kToolCalls;
+    const bool is_marked = is_call && !spec_.tool_format->writing.key_begin.empty();
+    const bool is_python = is_call && spec_.tool_format->shape == text::CallShape::kPythonAtStart;
+    auto written = is_marked   ? WriteMarked(tag)
+                   : is_python ? WritePythonic(tag)
+                               : WriteText(tag.kind, tag.text, tag.field);
+    if (written.ok()) return written;
+    return WithTagField(written.status(), tag.field, ConstraintKindName(tag.kind));
+  }
+
+  // Writes the arguments of a tool, for a tool format in which they are not JSON.
+  absl::StatusOr<Expression> WriteMarked(const ConstraintTag& tag) {
+    QUIRE_ASSIGN_OR_RETURN(const auto document, ReadSchema(tag.text, tag.field));
+    const bool annotates = spec_.unenforced == UnenforcedPolicy::kAnnotate;
+    const MarkedSpec marked{.schema = tag.text,
+                            .document = *document,
+                            .writing = spec_.tool_format->writing,
+                            .whitespace = spec_.whitespace,
+                            .unenforced = annotates ? &unenforced_ : nullptr,
+                            .field = tag.field};
+    return WriteMarkedArguments(marked, special_, &grammar_);
+  }
+
+  // Writes the arguments of a tool, for a tool format in which they are keyword arguments of a
+  // Python call.
+  absl::StatusOr<Expression> WritePythonic(const ConstraintTag& tag) {
+    QUIRE_ASSIGN_OR_RETURN(const auto document, ReadSchema(tag.text, tag.field));
+    for (const Shape& shape : document->ShapesOf(document->root())) {
+      for (const OrderedJson& value : shape.values) {
+        if (!value.is_object()) continue;
+        for (const auto& [name, member] : value.items()) {
+          QUIRE_RETURN_IF_ERROR(CheckArgumentName(name));
+        }
+      }
+      if (!shape.object) continue;
+      for (const ObjectShape::Property& property : shape.object->properties) {
+        if (!document->HasValue(property.schema)) continue;
+        QUIRE_RETURN_IF_ERROR(CheckArgumentName(property.name));
       }
     }
-    if (!shape.object) continue;
-    for (const ObjectShape::Property& property : shape.object->properties) {
-      if (!document->HasValue(property.schema)) continue;
-      QUIRE_RETURN_IF_ERROR(CheckArgumentName(property.name));
-    }
+    auto arguments = WritePythonArguments(*document, spec_.whitespace, &grammar_);
+    if (arguments) return *std::move(arguments);
+    return SchemaError(
+        {{.pointer = "",
+          .keyword = "",
+          .text = "every allowed object has a name that the schema does not declare"}});
   }
-  auto arguments = WritePythonArguments(*document, spec.whitespace, grammar);
-  if (arguments) return *std::move(arguments);
-  return SchemaError(
-      {{.pointer = "",
-        .keyword = "",
-        .text = "every allowed object has a name that the schema does not declare"}});
-}
 
-absl::StatusOr<Expression> WriteTagContent(const ConstraintSpec& spec, const ConstraintTag& tag,
-                                           const SpecialTokens& special, GrammarText* grammar,
-                                           std::vector<std::string>* unenforced) {
-  const auto write = [&]() -> absl::StatusOr<Expression> {
-    const text::ToolFormat* const format =
-        spec.kind == ConstraintKind::kToolCalls ? spec.tool_format : nullptr;
-    if (format != nullptr && !format->writing.key_begin.empty()) {
-      return WriteMarked(spec, tag, special, grammar, unenforced);
-    }
-    if (format != nullptr && format->shape == text::CallShape::kPythonAtStart) {
-      return WritePythonic(spec, tag, grammar, unenforced);
-    }
-    ConstraintSpec inner;
-    inner.kind = tag.kind;
-    inner.text = tag.text;
-    inner.whitespace = spec.whitespace;
-    inner.unenforced = spec.unenforced;
-    return WritePlainSpec(inner, tag.field, grammar, unenforced);
-  };
-  auto written = write();
-  if (written.ok()) return written;
-  return WithTagField(written.status(), tag.field, ConstraintKindName(tag.kind));
-}
-
-absl::StatusOr<Expression> WriteSpec(const ConstraintSpec& spec, const SpecialTokens& special,
-                                     GrammarText* grammar, std::vector<std::string>* unenforced) {
-  const WriteContent content = [&](std::size_t i) {
-    return WriteTagContent(spec, spec.tags[i], special, grammar, unenforced);
-  };
-  switch (spec.kind) {
-    case ConstraintKind::kStructuralTags:
-      return WriteStructuralTags(spec, special, content, grammar);
-    case ConstraintKind::kToolCalls:
-      return WriteToolCalls(spec, special, content, grammar);
-    default:
-      return WritePlainSpec(spec, /*field=*/"", grammar, unenforced);
-  }
-}
+  const ConstraintSpec& spec_;
+  const SpecialTokens& special_;
+  GrammarText grammar_;
+  std::vector<std::string> unenforced_;
+};
 
 }  // namespace
 
 absl::StatusOr<ConstraintGrammar> WriteConstraint(const ConstraintSpec& spec,
                                                   const SpecialTokens& special) {
-  GrammarText grammar;
-  std::vector<std::string> unenforced;
-  QUIRE_ASSIGN_OR_RETURN(Expression root, WriteSpec(spec, special, &grammar, &unenforced));
-  std::size_t bytes = 0;
-  for (const std::string& keyword : unenforced) bytes += keyword.size();
-  if (unenforced.size() > kMaxUnenforcedKeywords || bytes > kMaxUnenforcedBytes) {
-    return BadSpec(spec.kind, absl::StrCat(unenforced.size(), " keywords of ", bytes,
-                                           " bytes cannot be enforced, the limits are ",
-                                           kMaxUnenforcedKeywords, " and ", kMaxUnenforcedBytes));
-  }
-  if (spec.starts_after_reasoning) root = WriteAfterReasoning(spec, special, root, &grammar);
-  auto text = grammar.Finish(root);
-  if (!text.ok()) return BadSpec(spec.kind, text.status().message());
-  return ConstraintGrammar{.text = *std::move(text), .unenforced = std::move(unenforced)};
+  return ConstraintWriter(spec, special).Write();
 }
 
 }  // namespace quire::engine
