@@ -7,16 +7,11 @@
 namespace quire::engine {
 namespace {
 
-// Returns the number of tokens that the sequence has not launched yet, including those that a step
-// in flight will sample.
-std::uint32_t NextTokens(const Sequence& sequence) {
-  return sequence.known() - sequence.launched();
-}
-
-// True if the prompt is computed or in flight and the next token is not the last one.
+// True if the prompt is computed or in flight and the next token is not the last one. Only the last
+// known token is then left to launch.
 bool CanDecode(const Sequence& sequence) {
   if (sequence.state() != SequenceState::kDecode && sequence.samples_in_flight == 0) return false;
-  return sequence.active() && NextTokens(sequence) == 1 &&
+  return sequence.active() && sequence.launched() + 1 == sequence.known() &&
          sequence.output_tokens() + static_cast<std::int32_t>(sequence.samples_in_flight) <
              sequence.request->prompt.max_tokens;
 }
@@ -56,9 +51,8 @@ bool DecodePlanner::TakePages(bool has_step_in_flight) {
   bool needs_outcome = false;
   for (Sequence* sequence : selected_rows_) {
     if (!sequence->active()) continue;  // preempted for an earlier row
-    const std::uint32_t end = sequence->launched() + NextTokens(*sequence);
     const GrowResult result =
-        rows_->Grow(*sequence, end, has_step_in_flight, &draft_->plan().preempted);
+        rows_->Grow(*sequence, sequence->known(), has_step_in_flight, &draft_->plan().preempted);
     if (result == GrowResult::kGrown) ready_rows_.push_back(sequence);
     needs_outcome |= result == GrowResult::kNeedsOutcome;
   }
@@ -66,21 +60,16 @@ bool DecodePlanner::TakePages(bool has_step_in_flight) {
 }
 
 void DecodePlanner::AddRows(const Admission& admission) {
-  std::uint32_t tokens = 0;
   std::erase_if(ready_rows_, [](const Sequence* sequence) { return !sequence->active(); });
-  for (const Sequence* sequence : ready_rows_) tokens += NextTokens(*sequence);
-  std::uint32_t limit = draft_->budget();
-  const std::uint32_t without_prompts = limit > page_size_ ? limit - page_size_ : limit;
+  std::size_t limit = draft_->budget();
+  const std::size_t without_prompts = limit > page_size_ ? limit - page_size_ : limit;
   // If the decode rows and a page of prompt tokens both fit, the limit need not be lowered, and
   // AnyMayStart is not called. A budget of at most one page is never lowered.
-  if (tokens > without_prompts && (num_prompts_ > 0 || admission.AnyMayStart())) {
+  if (ready_rows_.size() > without_prompts && (num_prompts_ > 0 || admission.AnyMayStart())) {
     limit = without_prompts;
   }
-  for (Sequence* sequence : ready_rows_) {
-    const std::uint32_t next = NextTokens(*sequence);
-    if (draft_->plan().num_tokens + next > limit) break;
-    draft_->AddDecode(*sequence, next);
-  }
+  if (ready_rows_.size() > limit) ready_rows_.resize(limit);
+  for (Sequence* sequence : ready_rows_) draft_->AddDecode(*sequence);
 }
 
 }  // namespace quire::engine

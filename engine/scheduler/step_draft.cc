@@ -31,11 +31,11 @@ void StepDraft::Begin(const HotOptions& options) {
   time_target_ = absl::InfiniteDuration();
 }
 
-void StepDraft::AddDecode(Sequence& sequence, std::uint32_t num_tokens) {
-  plan_.decodes.push_back({&sequence, num_tokens});
+void StepDraft::AddDecode(Sequence& sequence) {
+  plan_.decodes.push_back({&sequence, /*num_tokens=*/1});
   plan_.work.AddDecode(sequence.launched());
-  plan_.num_tokens += num_tokens;
-  budget_ -= num_tokens;
+  ++plan_.num_tokens;
+  --budget_;
 }
 
 void StepDraft::AddChunk(Sequence& sequence, std::uint32_t num_tokens) {

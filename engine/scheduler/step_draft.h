@@ -31,7 +31,8 @@ class StepDraft {
   // Limits the chunks that are added from now on. Infinite: there is no limit.
   void SetTimeTarget(absl::Duration target) { time_target_ = target; }
 
-  void AddDecode(Sequence& sequence, std::uint32_t num_tokens);
+  // Adds a row for one token.
+  void AddDecode(Sequence& sequence);
   void AddChunk(Sequence& sequence, std::uint32_t num_tokens);
 
   // Maximum number of tokens of one row in one step.
