@@ -24,8 +24,7 @@ Expression Digit(char low, char high) {
 }
 
 Expression Digits(std::size_t count) {
-  std::vector<Expression> parts(count, "[0-9]");
-  return GrammarText::Sequence(parts);
+  return GrammarText::Sequence(std::vector<Expression>(count, "[0-9]"));
 }
 
 bool AllZero(absl::string_view digits) {

@@ -149,8 +149,6 @@ class SchemaDocument {
   // Returns whether the schema accepts any value.
   bool HasValue(SchemaId id) const;
 
-  const std::vector<SchemaReason>& reasons() const { return reasons_; }
-
   // Valid after Check with kAnnotate. Returns pointers to the keywords that are not enforced, as
   // URI fragments that a `$ref` could contain.
   const std::vector<std::string>& unenforced() const { return unenforced_; }

@@ -210,11 +210,6 @@ class Writer {
     if (shape.object) AddObject(*shape.object, options);
   }
 
-  // Matches one character of a string in canonical form.
-  Expression WriteChar(const Quotes& quotes) {
-    return grammar_.Character(CodePoints::All(), quotes.spelling);
-  }
-
   static Expression WriteQuoteMark(const Quotes& quotes) {
     return GrammarText::Literal(absl::string_view(&quotes.mark, 1));
   }
@@ -517,8 +512,9 @@ class Writer {
     // another spelling.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
-    grammar_.Define(rest, GrammarText::Choice({WriteQuoteMark(quotes),
-                                               GrammarText::Sequence({WriteChar(quotes), again})}));
+    const Expression any = grammar_.Character(CodePoints::All(), quotes.spelling);
+    grammar_.Define(
+        rest, GrammarText::Choice({WriteQuoteMark(quotes), GrammarText::Sequence({any, again})}));
     return GrammarText::Sequence(
         {WriteQuoteMark(quotes), WriteUndeclaredName(tree, depth, quotes, again)});
   }
@@ -586,7 +582,10 @@ class Writer {
         std::vector<Expression> options;
         const auto with = rest.find(std::min(count + 1, max_count)), without = rest.find(count);
         if (!is_full(count) && with != rest.end()) {
-          options.push_back(WriteMember(properties[i], text.name, count > 0, with->second));
+          const Expression member = (this->*text.name)(
+              properties[i].name,
+              GrammarText::Sequence({WriteSchema(properties[i].schema), with->second}));
+          options.push_back(count > 0 ? WriteComma(member) : member);
         }
         if (!properties[i].required && without != rest.end()) options.push_back(without->second);
         if (!options.empty()) here[count] = grammar_.Share(GrammarText::Choice(options));
@@ -595,13 +594,6 @@ class Writer {
     }
     const auto all = rest.find(0);
     return all == rest.end() ? std::nullopt : std::optional(all->second);
-  }
-
-  Expression WriteMember(const ObjectShape::Property& property, WriteName write_name, bool comma,
-                         const Expression& rest) {
-    const Expression value = GrammarText::Sequence({WriteSchema(property.schema), rest});
-    const Expression member = (this->*write_name)(property.name, value);
-    return comma ? WriteComma(member) : member;
   }
 
   // Writes undeclared members and the end.

@@ -275,13 +275,14 @@ void OutputState::EndChoice(const OutputItem& item) {
     completed.logprobs = std::move(choice.pending.logprobs);
   }
   completed.usage = UsageOf(choice);
-  choice.timings = {.queue = schedule_time_ - request_.accept_time,
-                    .prefill = choice.first_token_time - schedule_time_,
-                    .decode = choice.last_token_time - choice.first_token_time,
-                    .time_to_first_token = TimeToFirstToken(),
-                    .preemption_count = item.preemptions,
-                    .recomputed_tokens = item.recomputed_tokens};
-  if (params_.timings) completed.timings = choice.timings;
+  if (params_.timings) {
+    completed.timings = {.queue = schedule_time_ - request_.accept_time,
+                         .prefill = choice.first_token_time - schedule_time_,
+                         .decode = choice.last_token_time - choice.first_token_time,
+                         .time_to_first_token = TimeToFirstToken(),
+                         .preemption_count = item.preemptions,
+                         .recomputed_tokens = item.recomputed_tokens};
+  }
   accepted_->stream->Write(std::move(completed));
 }
 

@@ -72,7 +72,6 @@ class OutputState {
     std::optional<std::int32_t> stop_token;
     std::optional<std::int32_t> stop_string;  // index into StoppingParams::stop
     absl::Time first_token_time, last_token_time;
-    Timings timings;
   };
 
   void CountToken(const OutputItem& item, const Clock& clock, EngineProbe& probe);

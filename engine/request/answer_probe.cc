@@ -84,20 +84,20 @@ void AnswerProbe::ToolsParsed(absl::string_view format, std::int32_t calls, std:
 }
 
 void AnswerProbe::ObservePhases(const PhaseTimes& times) {
-  ttft_.Observe(Seconds(times.time_to_first_token));
-  prefill_.Observe(Seconds(times.prefill));
-  decode_.Observe(Seconds(times.decode));
+  ttft_.Observe(absl::ToDoubleSeconds(times.time_to_first_token));
+  prefill_.Observe(absl::ToDoubleSeconds(times.prefill));
+  decode_.Observe(absl::ToDoubleSeconds(times.decode));
 }
 
 void AnswerProbe::ObserveCompleted(std::int32_t prompt_tokens, absl::Duration margin) {
   prompt_tokens_.Observe(prompt_tokens);
-  if (margin != absl::InfiniteDuration()) deadline_margin_.Observe(Seconds(margin));
+  if (margin != absl::InfiniteDuration()) deadline_margin_.Observe(absl::ToDoubleSeconds(margin));
 }
 
 void AnswerProbe::ObserveChoice(FinishReason reason, std::int32_t tokens, absl::Duration decode) {
   choices_[static_cast<std::size_t>(reason)].Increment();
   output_tokens_.Observe(tokens);
-  if (tokens >= 2) tpot_.Observe(Seconds(decode) / (tokens - 1));
+  if (tokens >= 2) tpot_.Observe(absl::ToDoubleSeconds(decode) / (tokens - 1));
 }
 
 }  // namespace quire::engine

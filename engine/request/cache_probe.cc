@@ -7,7 +7,8 @@
 namespace quire::engine {
 
 CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
-                       const Options& options)
+                       std::uint32_t page_size, std::uint32_t num_pages,
+                       const std::string& kv_dtype)
     : registry_(registry) {
   cached_prompt_tokens_ = registry_->AddCounter(kPromptTokensFamily, kPromptTokensHelp,
                                                 With(model, "source", "device"));
@@ -22,7 +23,7 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
   pages_used_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "used"));
   pages_cached_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "cached"));
   pages_free_ = registry_->AddGauge(kPages, kPagesHelp, With(model, "state", "free"));
-  pages_free_.Set(options.num_pages);
+  pages_free_.Set(num_pages);
   constexpr absl::string_view kCauses[] = {"allocation", "flush", "invalidate"};
   for (std::size_t i = 0; i < evicted_.size(); ++i) {
     evicted_[i] = registry_->AddCounter("quire_kv_cache_evicted_pages_total",
@@ -39,11 +40,11 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
   slots_live_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "live"));
   slots_snapshot_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "snapshot"));
   slots_free_ = registry_->AddGauge(kSlots, kSlotsHelp, With(model, "state", "free"));
-  probe::Labels info = With(model, "block_size", absl::StrCat(options.page_size));
-  info = With(info, "num_gpu_blocks", absl::StrCat(options.num_pages));
+  probe::Labels info = With(model, "block_size", absl::StrCat(page_size));
+  info = With(info, "num_gpu_blocks", absl::StrCat(num_pages));
   registry_
       ->AddGauge("quire_kv_cache_info", "Page size in tokens and number of pages.",
-                 With(info, "dtype", options.kv_dtype))
+                 With(info, "dtype", kv_dtype))
       .Set(1);
 }
 

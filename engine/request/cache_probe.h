@@ -21,12 +21,8 @@ enum class EvictionCause : std::uint8_t { kAllocation, kFlush, kInvalidate };
 
 class CacheProbe {
  public:
-  struct Options {
-    std::uint32_t page_size = 0;
-    std::uint32_t num_pages = 0;
-    std::string kv_dtype;
-  };
-  CacheProbe(probe::Registry* registry, const probe::Labels& model, const Options& options);
+  CacheProbe(probe::Registry* registry, const probe::Labels& model, std::uint32_t page_size,
+             std::uint32_t num_pages, const std::string& kv_dtype);
 
   // Counts the prefix lookup at the first admission of a request. `prompt_tokens` is 0 if the
   // request does not read the cache.

@@ -15,9 +15,7 @@ EngineProbe::EngineProbe(probe::Registry* the_registry, const Options& options)
       requests(registry, ModelLabels(options), options.model_name),
       answers(registry, ModelLabels(options), options.max_context_tokens),
       steps(registry, ModelLabels(options)),
-      cache(registry, ModelLabels(options),
-            {.page_size = options.page_size,
-             .num_pages = options.num_pages,
-             .kv_dtype = options.kv_dtype}) {}
+      cache(registry, ModelLabels(options), options.page_size, options.num_pages,
+            options.kv_dtype) {}
 
 }  // namespace quire::engine

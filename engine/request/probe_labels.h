@@ -8,7 +8,6 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "base/probe.h"
 
 namespace quire::engine {
@@ -25,10 +24,6 @@ inline constexpr double kMicros[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, .001,
 inline probe::Labels With(probe::Labels labels, absl::string_view key, absl::string_view value) {
   labels.emplace_back(std::string(key), std::string(value));
   return labels;
-}
-
-inline double Seconds(absl::Duration time) {
-  return absl::ToDoubleSeconds(time);
 }
 
 }  // namespace quire::engine

@@ -13,12 +13,13 @@ namespace quire::engine {
 absl::Status RequestTable::Insert(std::shared_ptr<AcceptedRequest> accepted,
                                   absl::Duration retry_delay,
                                   absl::FunctionRef<absl::Status()> admit) {
-  Key key = KeyOf(accepted->request.caller(), accepted->request.id);
+  const Request& request = accepted->request;
+  Key key = {request.tenant, request.principal, request.id};
   MutexLock lock(&mutex_);
   if (requests_.contains(key)) {
-    return WithReason(absl::AlreadyExistsError(
-                          absl::StrCat("request id \"", accepted->request.id, "\" is in use")),
-                      Reason::kRequestIdInUse);
+    return WithReason(
+        absl::AlreadyExistsError(absl::StrCat("request id \"", request.id, "\" is in use")),
+        Reason::kRequestIdInUse);
   }
   if (requests_.size() >= capacity_) {
     return WithReason(absl::ResourceExhaustedError(absl::StrCat(
@@ -46,7 +47,7 @@ void RequestTable::Remove(const AcceptedRequest& accepted) {
 std::shared_ptr<AcceptedRequest> RequestTable::Find(const Caller& caller,
                                                     absl::string_view id) const {
   MutexLock lock(&mutex_);
-  const auto it = requests_.find(KeyOf(caller, id));
+  const auto it = requests_.find(std::tie(caller.tenant, caller.principal, id));
   return it == requests_.end() ? nullptr : it->second;
 }
 

@@ -47,10 +47,6 @@ class RequestTable {
  private:
   using Key = std::tuple<std::string, std::string, std::string>;
 
-  static Key KeyOf(const Caller& caller, absl::string_view id) {
-    return {caller.tenant, caller.principal, std::string(id)};
-  }
-
   mutable Mutex mutex_;
   std::size_t capacity_ ABSL_GUARDED_BY(mutex_);
   mutable CondVar emptied_;

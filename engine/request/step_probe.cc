@@ -28,14 +28,12 @@ StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
                                       With(model, "mode", "recompute"));
   recomputed_ = registry->AddCounter("quire_recomputed_tokens_total",
                                      "Tokens computed again after a preemption.", model);
-  constexpr absl::string_view kDiscarded = "quire_discarded_tokens_total";
-  constexpr absl::string_view kDiscardedHelp = "Sampled tokens that are not part of an answer.";
-  discarded_[0] =
-      registry->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "after_stop"));
-  discarded_[1] =
-      registry->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "cancelled"));
-  discarded_[2] =
-      registry->AddCounter(kDiscarded, kDiscardedHelp, With(model, "cause", "late_mask"));
+  constexpr absl::string_view kDiscardCauses[] = {"after_stop", "cancelled", "late_mask"};
+  for (std::size_t i = 0; i < discarded_.size(); ++i) {
+    discarded_[i] = registry->AddCounter("quire_discarded_tokens_total",
+                                         "Sampled tokens that are not part of an answer.",
+                                         With(model, "cause", kDiscardCauses[i]));
+  }
   expired_ = registry->AddCounter("quire_expired_request_tokens_total",
                                   "Tokens computed for requests past their deadline.", model);
   constexpr absl::string_view kKinds[] = {"prefill", "decode", "mixed"};
@@ -52,8 +50,8 @@ StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
   prediction_ratio_ = registry->AddHistogram("quire_engine_step_prediction_ratio",
                                              "Wall time of a step divided by its expected time.",
                                              kPredictionRatio, model);
-  constexpr absl::string_view kStages[] = {"schedule", "prepare", "sample", "output"};
-  for (const std::size_t i : {0U, 1U, 3U}) {
+  constexpr absl::string_view kStages[] = {"schedule", "prepare", "output"};
+  for (std::size_t i = 0; i < host_seconds_.size(); ++i) {
     host_seconds_[i] =
         registry->AddHistogram("quire_engine_host_seconds", "Host time of a step by stage.",
                                kMicros, With(model, "stage", kStages[i]));
@@ -76,21 +74,21 @@ StepProbe::StepProbe(probe::Registry* registry, const probe::Labels& model) {
 void StepProbe::StepRan(const StepNumbers& step, absl::Time wall_end) {
   const auto kind = static_cast<std::size_t>(step.kind);
   steps_[kind].Increment();
-  step_seconds_[kind].Observe(Seconds(step.wall));
+  step_seconds_[kind].Observe(absl::ToDoubleSeconds(step.wall));
   step_tokens_.Observe(step.num_tokens);
   batch_size_.Observe(step.num_sequences);
   if (step.expected > absl::ZeroDuration()) {
     prediction_ratio_.Observe(absl::FDivDuration(step.wall, step.expected));
   }
-  host_seconds_[0].Observe(Seconds(step.schedule));
-  host_seconds_[1].Observe(Seconds(step.prepare));
-  host_seconds_[3].Observe(Seconds(step.output));
+  host_seconds_[0].Observe(absl::ToDoubleSeconds(step.schedule));
+  host_seconds_[1].Observe(absl::ToDoubleSeconds(step.prepare));
+  host_seconds_[2].Observe(absl::ToDoubleSeconds(step.output));
   last_step_.Set(absl::ToDoubleSeconds(wall_end - absl::UnixEpoch()));
 }
 
 void StepProbe::MaskMade(absl::Duration time) {
   masks_made_.Increment();
-  mask_seconds_.Observe(Seconds(time));
+  mask_seconds_.Observe(absl::ToDoubleSeconds(time));
 }
 
 }  // namespace quire::engine

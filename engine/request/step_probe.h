@@ -54,7 +54,7 @@ class StepProbe {
   std::array<probe::Counter, 3> discarded_;
   std::array<probe::Counter, 3> steps_;
   std::array<probe::Histogram, 3> step_seconds_;
-  std::array<probe::Histogram, 4> host_seconds_;
+  std::array<probe::Histogram, 3> host_seconds_;
   probe::Histogram step_tokens_, batch_size_, prediction_ratio_;
   probe::Gauge last_step_;
   probe::Counter non_finite_, violations_;
