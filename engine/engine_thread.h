@@ -9,7 +9,6 @@
 // Lifetime:   the options and the objects in Parts outlive it.
 
 #include <atomic>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

@@ -6,7 +6,6 @@
 // Invariants: ranges are ascending, not adjacent, and contain no surrogates.
 // Threads:    a value type; one thread at a time per object.
 
-#include <cstdint>
 #include <utility>
 #include <vector>
 

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <stop_token>
-#include <utility>
 
 #include "base/check.h"
 #include "base/status.h"

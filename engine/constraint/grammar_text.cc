@@ -1,7 +1,5 @@
 #include "engine/constraint/grammar_text.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"

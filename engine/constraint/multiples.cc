@@ -6,7 +6,6 @@
 #include <numeric>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"

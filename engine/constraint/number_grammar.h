@@ -7,7 +7,6 @@
 //             docs/structured_output.md: no `+`, no leading zero, no `-0`.
 // Threads:    pure functions.
 
-#include <cstdint>
 #include <optional>
 #include <string>
 

@@ -1,7 +1,6 @@
 #include "engine/constraint/regex.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <utility>
 

@@ -1,8 +1,6 @@
 #include "engine/constraint/schema_check.h"
 
 #include <algorithm>
-#include <deque>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -12,10 +10,8 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/error_reason.h"
-#include "base/status.h"
 #include "base/thread_priority.h"
 #include "base/utf8.h"
-#include "engine/constraint/constraint.h"
 #include "engine/constraint/schema_nodes.h"
 
 namespace quire::engine {

@@ -5,7 +5,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "base/bounded_queue.h"
-#include "base/clock.h"
 #include "base/thread_name.h"
 #include "engine/output/output_state.h"
 #include "engine/output/token_stream.h"

@@ -1,7 +1,6 @@
 #include "engine/output/token_stream.h"
 
 #include <iterator>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 

@@ -13,7 +13,6 @@
 // Threads:    thread-safe.
 // Lifetime:   owned by the engine.
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>

@@ -1,6 +1,5 @@
 #include "engine/request/engine_options.h"
 
-#include <limits>
 #include <variant>
 
 #include "absl/strings/str_cat.h"

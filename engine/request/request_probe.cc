@@ -1,6 +1,5 @@
 #include "engine/request/request_probe.h"
 
-#include "absl/strings/string_view.h"
 #include "engine/request/probe_labels.h"
 
 namespace quire::engine {

@@ -1,7 +1,6 @@
 #include "engine/request/request_table.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"

@@ -8,7 +8,6 @@
 // Threads:    thread-safe.
 // Lifetime:   owned by the engine.
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>

@@ -4,7 +4,6 @@
 #include <iterator>
 #include <optional>
 #include <span>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 #include "engine/scheduler/row_pool.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

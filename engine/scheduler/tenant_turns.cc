@@ -1,7 +1,6 @@
 #include "engine/scheduler/tenant_turns.h"
 
 #include <limits>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"

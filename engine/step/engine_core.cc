@@ -1,7 +1,6 @@
 #include "engine/step/engine_core.h"
 
 #include <map>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
