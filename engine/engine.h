@@ -9,9 +9,9 @@
 //   output workers: detokenize, match stop strings, write the stream; a match returns as a signal
 //
 // Place:      above StepRunner and CacheManager; below the server.
-// Invariants: every accepted request ends exactly once, in its stream's Finish. By then it holds no
-//             pages, except that steps in flight may still use some of them. The conservation rules
-//             of docs/metrics.md hold.
+// Invariants: every accepted request ends exactly once, in its stream's Finish. Its only
+//             pages are then those that steps in flight use. The conservation rules of
+//             docs/metrics.md hold.
 // Threads:    one thread calls Create and the destructor. Everything else is thread-safe.
 // Lifetime:   the runner, tokenizer and clock outlive the engine.
 

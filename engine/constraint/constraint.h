@@ -88,8 +88,9 @@ struct ConstraintSpec {
   bool calls_are_optional = false;
   // The constraint begins after the reasoning section.
   bool starts_after_reasoning = false;
-  // If true and the output cannot contain reasoning after this prompt, ResolveConstraint clears
-  // starts_after_reasoning. It also clears this flag, so that compiled specs never have it.
+  // If true, ResolveConstraint clears starts_after_reasoning when the output cannot contain
+  // reasoning after this prompt. ResolveConstraint always clears this flag, so compiled specs never
+  // have it.
   bool start_depends_on_prompt = false;
 
   std::int64_t InputBytes() const;  // total size of the client's texts in the spec
@@ -116,8 +117,8 @@ class ConstraintMatcher {
   // Advances by one token. An end token is accepted where the text may end, and no token is
   // accepted after it. If the mask excludes the token, returns INVALID_ARGUMENT and leaves the
   // state unchanged. If the token needs too many parser states or steps (GrammarLimits), returns
-  // RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, and all later calls fail as well. Both
-  // numbers grow with the number of ways to parse the accepted tokens.
+  // RESOURCE_EXHAUSTED / BAD_CONSTRAINT, stage `limit`, and all later calls fail as well. The
+  // numbers of states and steps grow with the number of ways to parse the accepted tokens.
   virtual absl::Status Accept(std::int32_t token) = 0;
 
   // Writes the mask of the next token. Errors: RESOURCE_EXHAUSTED as in Accept. REQUIRES:

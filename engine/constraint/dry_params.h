@@ -9,8 +9,8 @@
 
 namespace quire::engine {
 
-// Maximum number of penalized tokens per position. Tokens with the longest matches come first, and
-// ties go to lower ids.
+// Maximum number of penalized tokens per position. The tokens with the longest matches are chosen,
+// and among tokens with matches of equal length, those with the lowest ids.
 inline constexpr std::uint32_t kMaxDryTokens = 4096;
 
 struct DryParams {

@@ -57,7 +57,8 @@ class GbnfParser {
     GrammarText::Rule id = 0;
     bool defined = false;
     std::size_t seen_at = 0;
-    std::vector<std::set<std::string>> alternatives;  // the rules that each needs
+    std::vector<std::set<std::string>>
+        alternatives;  // for each alternative, the rules that it needs
   };
 
   bool AtEnd() const { return at_ >= text_.size(); }

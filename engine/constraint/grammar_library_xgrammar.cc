@@ -282,9 +282,9 @@ class XgrammarConstraint final : public CompiledConstraint {
 }  // namespace
 
 struct GrammarLibrary::Impl {
-  // The library's caches are disabled. xgrammar 0.2.8 confuses the masks of two rules of different
-  // grammars if the rules differ only in a repeated character class. ConstraintCompiler caches
-  // whole constraints.
+  // The library's caches are disabled, because xgrammar 0.2.8 confuses the masks of two rules of
+  // different grammars if the rules differ only in a repeated character class. ConstraintCompiler
+  // caches whole constraints instead.
   Impl(const xgrammar::TokenizerInfo& tokens, std::uint32_t num_tokens,
        const GrammarLimits& the_limits)
       : compiler(tokens, /*max_threads=*/1, /*cache_enabled=*/false),

@@ -26,8 +26,8 @@ class DecodePlanner {
   DecodePlanner(std::uint32_t page_size, RowPool* rows, StepDraft* draft);
 
   // Finds the rows that can decode. Returns false if the step in flight must be collected first,
-  // because it samples the first tokens of a request with several choices. The collection forks the
-  // request, and the coming plan must not take the pages that the fork needs.
+  // because it samples the first tokens of a request with several choices. Collecting the step
+  // forks this request, and the coming plan must not take the pages that the fork needs.
   bool Select();
   // Reserves pages for the next tokens of the rows that Select found. A row that gets too few pages
   // is left out. Returns false if the step in flight must be collected first.

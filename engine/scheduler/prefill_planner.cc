@@ -91,8 +91,8 @@ void PrefillPlanner::Plan(absl::Time now) {
   bool is_oldest = serves_oldest_first();
   bool admits = true;
   for (Sequence* sequence : prompts_) {
-    // Waiting requests are admitted before longer prompts, but not before the oldest prompt when
-    // that is served first.
+    // Waiting requests are admitted before longer prompts, but not before the oldest prompt in a
+    // step that serves the oldest prompt first.
     if (!is_oldest && admits) admits = admission_->AdmitBefore(sequence, now);
     is_oldest = false;
     const std::uint32_t room = cache_->reserved_tokens(*sequence->row) - sequence->launched();

@@ -7,7 +7,7 @@
 //   RowPool has the sequences with rows, Admission the requests without rows
 //
 // A plan may be made while the previous step is in flight. Every sequence that samples a token in
-// that step is then assumed to continue, unless that token is certainly its last. No sequence is
+// that step is then assumed to continue, unless that token is known to be its last. No sequence is
 // preempted. If the coming step depends on the outcome of the one in flight, the plan is empty.
 //
 // While rows decode, a step-time target limits the prompt tokens of a step. Their expected time

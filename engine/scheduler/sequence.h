@@ -14,7 +14,7 @@
 //
 // Place:      part of its ScheduledRequest; written by the parts of Scheduler and of EngineCore.
 // Invariants: computed <= high_water; computed < tokens.size(); row is set exactly in kPrefill,
-//             kDecode and while it waits for the first choice.
+//             kDecode and while the sequence waits for the first choice.
 // Threads:    engine thread only.
 // Lifetime:   as long as its request.
 
@@ -123,7 +123,7 @@ struct Sequence {
   // The tokens that the cache gets if EngineOptions::share_generated_pages is false, and empty
   // otherwise. They are `tokens`, but generated tokens have the bit kGeneratedTag. Page keys,
   // comparisons of tokens and partial matches then distinguish generated tokens from prompt tokens,
-  // although the cache does not know these classes.
+  // although the cache does not interpret the bit.
   std::vector<std::int32_t> tagged_tokens;
 
   std::shared_ptr<ChoiceMask> mask;  // null unless its request has MaskRules and has started

@@ -81,8 +81,8 @@ class WaitingRequests {
   void Age(ScheduledRequest* request, absl::Time now);
 
   absl::Duration aging_interval_;
-  absl::flat_hash_map<const ScheduledRequest*, Entry> places_;  // never iterated for a decision
-  std::map<TenantRequests*, std::set<Place>> by_tenant_;        // without empty sets
+  absl::flat_hash_map<const ScheduledRequest*, Entry> places_;  // its order affects no decision
+  std::map<TenantRequests*, std::set<Place>> by_tenant_;        // no set is empty
   std::set<Timer> timers_;
 };
 

@@ -58,7 +58,8 @@ class RequestLifecycle {
   void SetSlowClientTimeout(absl::Duration timeout) { slow_client_timeout_ = timeout; }
 
   // The next four functions handle signals. Signals of one request come from several threads, so
-  // the first one counts as the arrival. Arrive returns null if the request has ended already.
+  // the first signal of any kind counts as its arrival. Arrive returns null if the request has
+  // already ended.
   ScheduledRequest* Arrive(const std::shared_ptr<AcceptedRequest>& accepted);
   void Prepare(Signal& signal, absl::Time now);
   void Cancel(const Signal& signal, absl::Time now);

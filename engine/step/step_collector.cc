@@ -162,8 +162,8 @@ void StepCollector::FailBadRows(const InFlightStep& flight, const runtime::StepR
   }
 }
 
-// Counts the row's tokens as computed, because their K and V are now in pages. This holds even if
-// the sequence has ended.
+// Counts the row's tokens as computed, because their K and V are now in pages, even if the sequence
+// has ended.
 void StepCollector::Advance(Sequence& sequence, const runtime::StepRow& row) {
   // The last token of a row that was not sampled is counted later, when it is recomputed.
   const std::uint32_t unsampled = sequence.awaits_mask && !sequence.finished() ? 1 : 0;
