@@ -59,8 +59,9 @@ void LinkStates(std::vector<State>& states) {
 
 }  // namespace
 
-void WriteFreeText(const std::vector<FreeTextEnd>& ends, const std::vector<Expression>& token_ends,
-                   bool may_end, GrammarText::Rule start, GrammarText* grammar) {
+Expression WriteFreeText(const std::vector<FreeTextEnd>& ends,
+                         const std::vector<Expression>& token_ends, bool may_end,
+                         GrammarText::Rule start, GrammarText* grammar) {
   QUIRE_CHECK(!ends.empty());
   std::vector<State> states = MakeTrie(ends);
   LinkStates(states);
@@ -95,6 +96,7 @@ void WriteFreeText(const std::vector<FreeTextEnd>& ends, const std::vector<Expre
     }
     grammar->Define(state.rule, GrammarText::Choice(options));
   }
+  return GrammarText::Reference(start);
 }
 
 }  // namespace quire::engine

@@ -23,11 +23,12 @@ struct FreeTextEnd {
   std::optional<GrammarText::Expression> next;
 };
 
-// Defines the rule `start`, to which the continuations may refer. Each of `token_ends` is an
-// expression that begins with a special token and may also end the text. With `may_end`, the text
-// may also end anywhere. REQUIRES: `ends` is not empty, and at least one end is possible.
-void WriteFreeText(const std::vector<FreeTextEnd>& ends,
-                   const std::vector<GrammarText::Expression>& token_ends, bool may_end,
-                   GrammarText::Rule start, GrammarText* grammar);
+// Defines the rule `start`, to which the continuations may refer, and returns a reference to it.
+// Each of `token_ends` is an expression that begins with a special token and may also end the text.
+// With `may_end`, the text may also end anywhere. REQUIRES: `ends` is not empty, and at least one
+// end is possible.
+GrammarText::Expression WriteFreeText(const std::vector<FreeTextEnd>& ends,
+                                      const std::vector<GrammarText::Expression>& token_ends,
+                                      bool may_end, GrammarText::Rule start, GrammarText* grammar);
 
 }  // namespace quire::engine

@@ -300,9 +300,7 @@ class MarkedWriter {
         token_ends.push_back(GrammarText::Token(token->second));
       }
     }
-    const GrammarText::Rule start = grammar_.Reserve();
-    WriteFreeText(ends, token_ends, /*may_end=*/false, start, &grammar_);
-    cached = GrammarText::Reference(start);
+    cached = WriteFreeText(ends, token_ends, /*may_end=*/false, grammar_.Reserve(), &grammar_);
     return cached;
   }
 

@@ -106,9 +106,9 @@ Expression WriteAfterTrigger(const ConstraintSpec& spec, const SpecialTokens& sp
 }
 
 // Writes free text with tags. `next` follows each tag.
-void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
-                     const std::vector<Expression>& contents, const Expression& next, bool may_end,
-                     GrammarText::Rule start, GrammarText* grammar) {
+Expression WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
+                           const std::vector<Expression>& contents, const Expression& next,
+                           bool may_end, GrammarText::Rule start, GrammarText* grammar) {
   std::vector<FreeTextEnd> ends;
   ends.reserve(spec.triggers.size());
   for (const std::string& trigger : spec.triggers) {
@@ -129,7 +129,7 @@ void WriteTaggedText(const ConstraintSpec& spec, const SpecialTokens& special,
         {GrammarText::Token(id),
          grammar->Share(WriteAfterTrigger(spec, special, contents, text, next))}));
   }
-  WriteFreeText(ends, token_ends, may_end, start, grammar);
+  return WriteFreeText(ends, token_ends, may_end, start, grammar);
 }
 
 // Returns the markers of reasoning; empty if the format has no such section.
@@ -156,9 +156,7 @@ Expression WriteReasoning(const text::ToolFormat& format, const SpecialTokens& s
   }
   std::vector<Expression> token_ends;
   if (token) token_ends.push_back(GrammarText::Sequence({GrammarText::Token(token->second), rest}));
-  const GrammarText::Rule start = grammar->Reserve();
-  WriteFreeText(ends, token_ends, may_end, start, grammar);
-  return GrammarText::Reference(start);
+  return WriteFreeText(ends, token_ends, may_end, grammar->Reserve(), grammar);
 }
 
 // Matches 0 to 999.
@@ -213,8 +211,7 @@ Expression WriteCallsInText(const text::ToolFormat& format, const SpecialTokens&
         GrammarText::Sequence({GrammarText::Token(token->second),
                                special.Write(trigger.substr(token->first)), after_trigger}));
   }
-  WriteFreeText(ends, token_ends, /*may_end=*/true, start, grammar);
-  return GrammarText::Reference(start);
+  return WriteFreeText(ends, token_ends, /*may_end=*/true, start, grammar);
 }
 
 }  // namespace
@@ -230,19 +227,15 @@ absl::StatusOr<Expression> WriteStructuralTags(const ConstraintSpec& spec,
     contents.push_back(
         grammar->Share(GrammarText::Sequence({inside, special.Write(spec.tags[i].end)})));
   }
+  const auto write = [&](const Expression& next, bool may_end, GrammarText::Rule rule) {
+    return WriteTaggedText(spec, special, contents, next, may_end, rule, grammar);
+  };
   const GrammarText::Rule start = grammar->Reserve();
   if (spec.stop_after_first_tag) {
-    WriteTaggedText(spec, special, contents, GrammarText::Empty(), !spec.at_least_one_tag, start,
-                    grammar);
-    return GrammarText::Reference(start);
+    return write(GrammarText::Empty(), /*may_end=*/!spec.at_least_one_tag, start);
   }
-  WriteTaggedText(spec, special, contents, GrammarText::Reference(start), /*may_end=*/true, start,
-                  grammar);
-  if (!spec.at_least_one_tag) return GrammarText::Reference(start);
-  const GrammarText::Rule first = grammar->Reserve();
-  WriteTaggedText(spec, special, contents, GrammarText::Reference(start), /*may_end=*/false, first,
-                  grammar);
-  return GrammarText::Reference(first);
+  const Expression text = write(GrammarText::Reference(start), /*may_end=*/true, start);
+  return spec.at_least_one_tag ? write(text, /*may_end=*/false, grammar->Reserve()) : text;
 }
 
 absl::StatusOr<Expression> WriteToolCalls(const ConstraintSpec& spec, const SpecialTokens& special,

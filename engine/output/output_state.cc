@@ -23,11 +23,6 @@ std::function<bool(absl::string_view)> MarkersOf(const Request& request) {
   };
 }
 
-// Returns an error message about a failed call.
-std::string ParseErrorOf(const text::ToolCall& call) {
-  return call.name.empty() ? call.error : absl::StrCat(call.error, ": ", call.name);
-}
-
 }  // namespace
 
 OutputState::OutputState(std::shared_ptr<const AcceptedRequest> accepted,
@@ -203,7 +198,10 @@ void OutputState::AddParts(Choice& choice, std::vector<text::OutputPart> parts) 
         break;
       case Kind::kFailed:
         ++choice.num_failed;
-        if (parsed.parse_error.empty()) parsed.parse_error = ParseErrorOf(part.call);
+        if (parsed.parse_error.empty()) {
+          const text::ToolCall& call = part.call;
+          parsed.parse_error = absl::StrCat(call.error, call.name.empty() ? "" : ": ", call.name);
+        }
         choice.pending.text += part.source;
         break;
       case Kind::kContent:
