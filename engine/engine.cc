@@ -61,7 +61,7 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<cache::CacheManager
       limiter_(options.max_queued_requests, options.max_queued_tokens),
       table_(TableCapacity(options, options.max_running_sequences)),
       hot_(options) {
-  limiter_.SetTenants(options.tenants);
+  limiter_.SetLimits(options.max_queued_requests, options.max_queued_tokens, options.tenants);
   probe_.requests.ShowMaxRunning(options.max_running_sequences);
   output_ = std::make_unique<OutputStage>(
       OutputStageOptions{.num_workers = options.text_threads,
@@ -148,8 +148,7 @@ absl::Status Engine::PrepareHotOptions(const HotOptions& options) {
 }
 
 void Engine::SetHotOptions(const HotOptions& options) {
-  limiter_.SetLimits(options.max_queued_requests, options.max_queued_tokens);
-  limiter_.SetTenants(options.tenants);
+  limiter_.SetLimits(options.max_queued_requests, options.max_queued_tokens, options.tenants);
   text_->SetLimits(options);
   probe_.requests.ShowMaxRunning(options.max_running_sequences);
   hot_.Set(options);

@@ -28,10 +28,6 @@ EngineThread::EngineThread(const EngineOptions& options, Parts parts)
   thread_ = std::thread([this] { Run(); });
 }
 
-EngineThread::~EngineThread() {
-  Stop();
-}
-
 void EngineThread::Stop() {
   parts_.inbox->Close();
   if (thread_.joinable()) thread_.join();

@@ -53,7 +53,7 @@ class EngineThread {
     std::shared_ptr<UnreadAnswers> unread;
   };
   EngineThread(const EngineOptions& options, Parts parts);
-  ~EngineThread();
+  ~EngineThread() { Stop(); }
 
   // Ends every live request with UNAVAILABLE / SERVER_SHUTDOWN and joins the thread. Other threads
   // may use Call until Stop returns.

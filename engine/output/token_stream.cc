@@ -152,12 +152,6 @@ void TokenStream::SetReadyCallback(std::function<void()> callback) {
   if (call_now) Notify();
 }
 
-void TokenStream::SetDrainedCallback(std::int32_t capacity_tokens,
-                                     std::function<void()> on_drained) {
-  capacity_tokens_ = capacity_tokens;
-  on_drained_ = std::move(on_drained);
-}
-
 absl::Status TokenStream::CheckIntegrity() const {
   MutexLock lock(&mutex_);
   std::int32_t tokens = 0;

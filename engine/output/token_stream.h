@@ -164,7 +164,10 @@ class TokenStream {
   void SetFullyReadCallback(std::function<void()> on_read) { on_read_ = std::move(on_read); }
   // For the engine, before the reader gets the stream: the reading thread calls `on_drained`
   // whenever a Take reduces the unread tokens from `capacity_tokens` or more to fewer.
-  void SetDrainedCallback(std::int32_t capacity_tokens, std::function<void()> on_drained);
+  void SetDrainedCallback(std::int32_t capacity_tokens, std::function<void()> on_drained) {
+    capacity_tokens_ = capacity_tokens;
+    on_drained_ = std::move(on_drained);
+  }
   // Number of tokens in deltas that are written and not taken. The engine reads it for
   // back-pressure.
   std::int32_t unread_tokens() const { return unread_tokens_.load(std::memory_order_acquire); }

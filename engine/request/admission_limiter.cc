@@ -49,16 +49,13 @@ absl::Status AdmissionLimiter::FullError(absl::string_view what, std::int64_t li
                     RetryDelayLocked());
 }
 
-void AdmissionLimiter::SetLimits(std::int32_t max_requests, std::int64_t max_tokens) {
+void AdmissionLimiter::SetLimits(std::int32_t max_requests, std::int64_t max_tokens,
+                                 const TenantOptions& tenants) {
   MutexLock lock(&mutex_);
   max_requests_ = max_requests;
   max_tokens_ = max_tokens;
   highest_requests_ = std::max(highest_requests_, max_requests);
   highest_tokens_ = std::max(highest_tokens_, max_tokens);
-}
-
-void AdmissionLimiter::SetTenants(const TenantOptions& tenants) {
-  MutexLock lock(&mutex_);
   tenants_ = tenants;
 }
 

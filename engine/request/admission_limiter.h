@@ -71,10 +71,7 @@ class AdmissionLimiter {
         highest_tokens_(max_tokens) {}
 
   // Applies to later requests; requests in the queue stay.
-  void SetLimits(std::int32_t max_requests, std::int64_t max_tokens);
-
-  // Sets the limits of tenants, which also apply to later requests only.
-  void SetTenants(const TenantOptions& tenants);
+  void SetLimits(std::int32_t max_requests, std::int64_t max_tokens, const TenantOptions& tenants);
 
   // Count a request, or the tokens of its prompt, as waiting. If a limit is reached, count nothing
   // and return RESOURCE_EXHAUSTED with reason TENANT_LIMIT or QUEUE_FULL and a retry delay.

@@ -192,25 +192,19 @@ absl::StatusOr<std::vector<std::int32_t>> TokenizePrompt(const EngineOptions& op
   return TokenizeText(options, tokenizer, request);
 }
 
-// The prompt of a task that does not generate may fill the whole context.
-absl::Status FitWholePrompt(const EngineOptions& options, const Request& request,
-                            PreparedPrompt& prompt) {
-  const auto context = static_cast<std::size_t>(options.max_context_tokens);
-  if (request.truncate_prompt && prompt.tokens.size() > context) prompt.tokens.resize(context);
-  if (prompt.tokens.size() > context) {
-    return TooLongError("", prompt.tokens.size(), options.max_context_tokens);
-  }
-  return absl::OkStatus();
-}
-
 // Truncates the prompt if the request asks for it, and clips max_tokens, so that prompt and answer
-// fit into the context.
+// fit into the context. The prompt of a task that does not generate may fill the whole context.
 absl::Status FitContext(const EngineOptions& options, const Request& request,
                         PreparedPrompt& prompt) {
-  if (!request.generates()) return FitWholePrompt(options, request, prompt);
   const std::int32_t context = options.max_context_tokens;
-  const std::int32_t requested = request.stopping.max_tokens;
   std::vector<std::int32_t>& tokens = prompt.tokens;
+  if (!request.generates()) {
+    if (std::cmp_less_equal(tokens.size(), context)) return absl::OkStatus();
+    if (!request.truncate_prompt) return TooLongError("", tokens.size(), context);
+    tokens.resize(static_cast<std::size_t>(context));
+    return absl::OkStatus();
+  }
+  const std::int32_t requested = request.stopping.max_tokens;
   std::int32_t max_prompt = request.max_prompt_tokens;
   if (request.truncate_prompt && context > requested) {
     max_prompt = std::min(max_prompt, context - requested);
@@ -424,10 +418,6 @@ TextStage::TextStage(const EngineOptions& options, const CacheShape& shape,
   for (std::int32_t i = 0; i < options.text_threads; ++i) {
     workers_.emplace_back([this] { Work(); });
   }
-}
-
-TextStage::~TextStage() {
-  Stop();
 }
 
 void TextStage::Stop() {

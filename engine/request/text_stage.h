@@ -65,7 +65,7 @@ class TextStage {
   TextStage(const EngineOptions& options, const CacheShape& shape, const text::Tokenizer* tokenizer,
             const Clock* clock, AdmissionLimiter* limiter, EngineProbe* probe,
             std::shared_ptr<Inbox> inbox);
-  ~TextStage();
+  ~TextStage() { Stop(); }
 
   // Applies to later prompts.
   void SetLimits(const HotOptions& options) {

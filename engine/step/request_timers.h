@@ -28,14 +28,31 @@ class RequestTimers {
     std::weak_ordering operator<=>(const Timer&) const = default;
   };
 
-  void Add(const AcceptedRequest& request);
-  void Remove(const AcceptedRequest& request);
+  void Add(const AcceptedRequest& request) {
+    if (request.request.deadline != absl::InfiniteFuture()) {
+      timers_.insert({request.request.deadline, request.arrival, Kind::kDeadline});
+    }
+    if (request.queue_deadline != absl::InfiniteFuture()) {
+      timers_.insert({request.queue_deadline, request.arrival, Kind::kQueue});
+    }
+  }
+  void Remove(const AcceptedRequest& request) {
+    timers_.erase({request.request.deadline, request.arrival, Kind::kDeadline});
+    RemoveQueueTimer(request);
+  }
   // Called when the queue timer of a request is due, but the request was scheduled in time.
-  void RemoveQueueTimer(const AcceptedRequest& request);
+  void RemoveQueueTimer(const AcceptedRequest& request) {
+    timers_.erase({request.queue_deadline, request.arrival, Kind::kQueue});
+  }
   // Returns the first timer that is due, if any, and does not remove it.
-  std::optional<Timer> FindDue(absl::Time now) const;
+  std::optional<Timer> FindDue(absl::Time now) const {
+    if (timers_.empty() || timers_.begin()->time > now) return std::nullopt;
+    return *timers_.begin();
+  }
   // Returns the time of the first timer, or the infinite future.
-  absl::Time next() const;
+  absl::Time next() const {
+    return timers_.empty() ? absl::InfiniteFuture() : timers_.begin()->time;
+  }
 
  private:
   std::set<Timer> timers_;

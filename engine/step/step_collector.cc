@@ -56,6 +56,14 @@ std::uint32_t ProvenTokens(const ScheduledRequest& live, std::uint32_t computed)
   return 0;
 }
 
+OutputItem::Logprob LogprobOf(const runtime::StepToken& token) {
+  return {.token = token.token,
+          .logprob = token.logprob,
+          .rank = token.rank,
+          .processed_logprob = token.processed_logprob,
+          .top = {token.top.begin(), token.top.end()}};
+}
+
 // Stores the pooled result of each row until its whole prompt is computed.
 void CollectPools(const InFlightStep& flight, const runtime::StepResult& result) {
   for (std::size_t i = 0; i < flight.pool_owners.size(); ++i) {
@@ -206,13 +214,7 @@ void StepCollector::CollectPromptLogprobs(const InFlightStep& flight,
       item = &output_->Add(OutputItem::Kind::kPromptLogprobs, live, now);
       item->start_position = static_cast<std::int32_t>(owners[i].position);
     }
-    const runtime::StepToken& prompt_logprob = result.prompt_logprobs[i];
-    item->prompt_logprobs.push_back(
-        {.token = prompt_logprob.token,
-         .logprob = prompt_logprob.logprob,
-         .rank = prompt_logprob.rank,
-         .processed_logprob = 0,
-         .top = {prompt_logprob.top.begin(), prompt_logprob.top.end()}});
+    item->prompt_logprobs.push_back(LogprobOf(result.prompt_logprobs[i]));
     live.prompt_logprob_tokens = owners[i].position + 1;
   }
 }
@@ -293,11 +295,7 @@ void StepCollector::AppendToken(Sequence& sequence, const runtime::StepToken& to
   OutputItem& item = output_->Add(OutputItem::Kind::kToken, live, now);
   live.accepted->in_ring_tokens.fetch_add(1, std::memory_order_acq_rel);
   item.choice = sequence.choice;
-  item.token = {.token = token.token,
-                .logprob = token.logprob,
-                .rank = token.rank,
-                .processed_logprob = token.processed_logprob,
-                .top = {token.top.begin(), token.top.end()}};
+  item.token = LogprobOf(token);
   item.finish = finish;
   if (finish.has_value()) {
     CopyChoiceCounters(sequence, &item);

@@ -35,7 +35,7 @@ TEST(TenantQueueTest, RejectsOneTenantAndAdmitsOthers) {
   TenantOptions tenants;
   tenants.defaults.max_queued_requests = 3;
   tenants.entries["small"] = {.max_queued_requests = 1, .max_queued_tokens = 50};
-  limiter.SetTenants(tenants);
+  limiter.SetLimits(100, 1000, tenants);
   EXPECT_TRUE(limiter.EnterRequest("small", {}).ok());
   ExpectRefusal(limiter.EnterRequest("small", {}), "small", "1", "1", "max_queued_requests");
   EXPECT_TRUE(limiter.AddTokens("small", 30).ok());
@@ -59,7 +59,7 @@ TEST(TenantQueueTest, RejectsOneTenantAndAdmitsOthers) {
   limiter.LeaveRequest("small");
   limiter.RemoveTokens("small", 50);
   EXPECT_TRUE(limiter.EnterRequest("small", {}).ok());
-  limiter.SetTenants({});
+  limiter.SetLimits(100, 1000, {});
   EXPECT_TRUE(limiter.EnterRequest("small", {}).ok());
   EXPECT_TRUE(limiter.CheckIntegrity().ok());
 }
