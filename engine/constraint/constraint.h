@@ -130,7 +130,6 @@ class ConstraintMatcher {
   // Returns an independent matcher in the same state.
   virtual std::unique_ptr<ConstraintMatcher> Fork() const = 0;
 
-  // Checks the invariants of the implementation.
   virtual absl::Status CheckIntegrity() const = 0;
 };
 

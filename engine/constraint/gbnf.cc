@@ -80,7 +80,7 @@ class GbnfParser {
     return absl::InvalidArgumentError(absl::StrCat("line ", line, ", column ", column, ": ", what));
   }
 
-  // Skips spaces and comments. Skips newlines only if `newlines` is true.
+  // Skips spaces and comments, and with `newlines` also newlines.
   void SkipSpace(bool newlines) {
     while (!AtEnd()) {
       const char c = Peek();

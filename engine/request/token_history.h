@@ -29,7 +29,6 @@ class TokenHistory {
 
  private:
   kernels::TokenCount& FindOrAddEntry(std::int32_t token);
-  // Reserves memory for `entries` entries.
   void Reserve(std::size_t entries);
   // Returns the slot of the token's entry, or the free slot where it belongs.
   std::size_t SlotOf(std::int32_t token) const;

@@ -55,7 +55,6 @@ class Admission {
   void SetOptions(std::shared_ptr<const HotOptions> options);
   // Adds a prepared request that fits the pool to the waiting requests.
   void Add(ScheduledRequest* request);
-  // Starts the planning of a step.
   void BeginStep() { stuck_request_ = nullptr; }
   // Admits requests in order while they precede the prompt `next`. If `next` is null, admits
   // requests while possible. Returns false if no further request can be admitted in this step.

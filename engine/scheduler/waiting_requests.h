@@ -51,7 +51,6 @@ class WaitingRequests {
 
   std::size_t size() const { return places_.size(); }
 
-  // Returns INTERNAL with the first invariant that is violated.
   absl::Status CheckIntegrity() const;
 
  private:
