@@ -4,10 +4,10 @@
 //
 // Place:      Accept, text workers, output workers, readers and control calls post to the engine
 //             thread.
-// Invariants: the queue is bounded without rejecting signals. A live request posts one kArrived,
-//             one kPrepared, at most one kCancel and one kStopMatched per choice, and Accept limits
-//             the live requests. Every control call waits for its answer. Signals posted before
-//             Close are drained, and later ones are rejected, so none is lost silently.
+// Invariants: the number of queued signals is bounded, because Accept limits the live requests. A
+//             live request posts one kArrived, one kPrepared, at most one kCancel and one
+//             kStopMatched per choice. Every control call waits for its answer. Signals posted
+//             before Close are drained, and later ones are rejected, so none is lost silently.
 // Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 

@@ -22,7 +22,7 @@ struct StepNumbers {
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
   absl::Duration wall;
-  // Host times of the stages. Of a step that ran alone, the rest of `wall` is the runner's time.
+  // Host times of the stages. If the step ran alone, the rest of `wall` is the runner's time.
   absl::Duration schedule, prepare, output;
   absl::Duration expected;  // expected value of wall; zero: not known
 };
@@ -42,7 +42,7 @@ class StepProbe {
   void ExpiredTokens(std::uint32_t tokens) { expired_.Increment(tokens); }
   // `time` is the time that it took to compute the mask.
   void MaskMade(absl::Duration time);
-  // Counts a row that was not sampled when it could have been, because its mask was not ready.
+  // Counts a row that was not sampled because its mask was not ready in time.
   void MaskLate() { masks_late_.Increment(); }
   void NonFinite() { non_finite_.Increment(); }
   void InvariantViolated() { violations_.Increment(); }

@@ -17,9 +17,9 @@ struct SchedulerPolicy {
   // For a step that a stream waits for, the automatic step-time target is this many times the
   // expected time of the step's decode rows alone.
   int target_factor = 3;
-  // Replaces target_factor while the prompts are more than half as many as the decode rows. A
-  // prompt that finishes sooner becomes a decode row sooner, and all decode rows of a step share
-  // one read of the weights.
+  // Replaces target_factor if there are more than half as many prompts as decode rows. A prompt
+  // that finishes sooner becomes a decode row sooner, and all decode rows of a step share one read
+  // of the weights.
   int target_factor_with_many_prompts = 4;
   // For a step that no stream waits for, the automatic target is this many times the expected time
   // of one decode row. Such a row takes about as long as reading the weights once. With this

@@ -18,8 +18,8 @@ namespace quire::engine {
 
 // The properties of a step that its target depends on.
 struct StepLoad {
-  // True if a stream waits for its next token, apart from the streams whose prompts are in the
-  // step.
+  // True if a client waits for the next token of a decode row. Clients whose prompts are still
+  // being computed do not count.
   bool has_waiting_stream = false;
   bool has_several_tenants = false;
   std::size_t num_prompts = 0;  // running or waiting, with tokens left to compute

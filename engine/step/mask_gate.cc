@@ -12,7 +12,7 @@ namespace {
 constexpr double kMaxDelayFraction = 0.05;
 constexpr absl::Duration kMinWait = absl::Microseconds(200);
 // Mask computation may continue until this fraction of the step's expected time has passed since
-// its launch.
+// the launch of the step.
 constexpr double kStepFraction = 0.8;
 // Maximum wait if the step has no other rows, or if nothing else can run.
 constexpr absl::Duration kMaxWait = absl::Milliseconds(20);
