@@ -45,9 +45,7 @@ std::filesystem::path TemplateData() {
 std::unique_ptr<Tokenizer> MakeTokenizer() {
   nlohmann::json vocab = nlohmann::json::object();
   for (int byte = 0; byte < 256; ++byte) {
-    std::string character;
-    AppendUtf8(ByteToChar(static_cast<std::uint8_t>(byte)), character);
-    vocab[character] = byte;
+    vocab[std::string(ByteToUtf8(static_cast<std::uint8_t>(byte)))] = byte;
   }
   nlohmann::json added = nlohmann::json::array();
   int id = 256;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/utf8.h"
 #include "tests/text/testdata.h"
 #include "text/sentencepiece/precompiled_map.h"
 #include "text/tokenizer/added_tokens.h"
@@ -120,10 +121,10 @@ TEST(PrecompiledMapTest, HostileMapsStayInBounds) {
 
 TEST(UnicodeTest, ByteTableIsABijection) {
   for (int byte = 0; byte < 256; ++byte) {
-    const char32_t c = ByteToChar(static_cast<std::uint8_t>(byte));
-    EXPECT_EQ(CharToByte(c), static_cast<std::uint8_t>(byte));
+    const absl::string_view character = ByteToUtf8(static_cast<std::uint8_t>(byte));
+    EXPECT_EQ(CharToByte(DecodeUtf8At(character, 0).code_point), static_cast<std::uint8_t>(byte));
   }
-  EXPECT_EQ(ByteToChar(' '), U'\u0120');
+  EXPECT_EQ(ByteToUtf8(' '), "\u0120");
   EXPECT_EQ(CharToByte(U' '), std::nullopt);
   EXPECT_EQ(CharToByte(U'\u6F22'), std::nullopt);
 }

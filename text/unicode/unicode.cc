@@ -2,6 +2,8 @@
 
 #include <utf8proc.h>
 
+#include <array>
+
 #include "base/utf8.h"
 
 namespace quire::text {
@@ -19,7 +21,6 @@ constexpr char32_t kFirstSubstitute = 0x100;
 constexpr char32_t kTableEnd = 0x144;
 
 struct ByteTable {
-  std::array<char32_t, 256> to_char{};
   std::array<std::int16_t, kTableEnd> to_byte{};  // -1: not in the table
   std::array<std::array<char, 2>, 256> utf8{};
 };
@@ -30,7 +31,6 @@ constexpr ByteTable MakeByteTable() {
   char32_t substitute = kFirstSubstitute;
   for (unsigned byte = 0; byte < 256; ++byte) {
     const char32_t c = MapsToItself(byte) ? static_cast<char32_t>(byte) : substitute++;
-    table.to_char[byte] = c;
     table.to_byte[c] = static_cast<std::int16_t>(byte);
     if (c < 0x80) {
       table.utf8[byte] = {static_cast<char>(c), 0};
@@ -77,10 +77,6 @@ void AppendLowercase(char32_t c, std::string& out) {
     return;
   }
   AppendUtf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))), out);
-}
-
-char32_t ByteToChar(std::uint8_t byte) {
-  return kByteTable.to_char[byte];
 }
 
 std::optional<std::uint8_t> CharToByte(char32_t c) {

@@ -8,7 +8,6 @@
 //             that the original packages use.
 // Threads:    pure functions.
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,9 +28,8 @@ void AppendLowercase(char32_t c, std::string& out);
 // The GPT-2 table, which maps every byte to a printable character. Printable Latin-1 bytes map to
 // themselves, and the other 68 bytes to U+0100 onwards in order. Source: openai/gpt-2,
 // bytes_to_unicode.
-char32_t ByteToChar(std::uint8_t byte);
 std::optional<std::uint8_t> CharToByte(char32_t c);
-// Returns ByteToChar(byte) as UTF-8, which has one or two bytes.
+// Returns the character of `byte` as UTF-8, which has one or two bytes.
 absl::string_view ByteToUtf8(std::uint8_t byte);
 
 }  // namespace quire::text
