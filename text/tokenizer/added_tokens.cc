@@ -7,32 +7,10 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "text/subword/model_token.h"
-#include "text/tokenizer/splitter.h"
+#include "text/unicode/regex_syntax.h"
 #include "text/unicode/unicode.h"
 
 namespace quire::text {
-namespace {
-
-std::size_t SkipSpaces(absl::string_view text, std::size_t begin) {
-  while (begin < text.size()) {
-    const Utf8Char c = DecodeUtf8At(text, begin);
-    if (!IsSpace(c.code_point)) break;
-    begin += c.size_bytes;
-  }
-  return begin;
-}
-
-// Skips spaces backwards from `end`, but not before `low`.
-std::size_t SkipSpacesBack(absl::string_view text, std::size_t end, std::size_t low) {
-  while (end > low) {
-    const Utf8Char c = DecodeUtf8Before(text, end);
-    if (!IsSpace(c.code_point)) break;
-    end -= c.size_bytes;
-  }
-  return end;
-}
-
-}  // namespace
 
 std::int32_t StringTrie::Child(std::int32_t node, unsigned char byte) const {
   const auto it = children_.find(static_cast<std::uint64_t>(node) << 8 | byte);
@@ -76,7 +54,7 @@ std::optional<StringTrie::Match> StringTrie::Find(absl::string_view text, std::s
 }
 
 absl::StatusOr<AddedTokens> AddedTokens::Empty(IdPolicy id_policy) {
-  QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", RustWordClass(), "]")));
+  QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", kRustWordClass, "]")));
   return AddedTokens(std::move(word), id_policy);
 }
 

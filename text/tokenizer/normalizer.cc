@@ -50,18 +50,8 @@ void ToByteLevel(AlignedText& text) {
 
 void Strip(AlignedText& text, bool left, bool right) {
   const std::string& bytes = text.text();
-  std::size_t begin = 0;
-  std::size_t end = bytes.size();
-  while (left && begin < end) {
-    const Utf8Char c = DecodeUtf8At(bytes, begin);
-    if (!IsSpace(c.code_point)) break;
-    begin += c.size_bytes;
-  }
-  while (right && end > begin) {
-    const Utf8Char c = DecodeUtf8Before(bytes, end);
-    if (!IsSpace(c.code_point)) break;
-    end -= c.size_bytes;
-  }
+  const std::size_t begin = left ? SkipSpaces(bytes, 0) : 0;
+  const std::size_t end = right ? SkipSpacesBack(bytes, bytes.size(), begin) : bytes.size();
   if (begin == 0 && end == bytes.size()) return;
   AlignedText result = text.EmptyLike();
   result.AppendFrom(text, begin, end);

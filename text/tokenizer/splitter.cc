@@ -19,10 +19,6 @@ constexpr absl::string_view kGpt2Pattern =
 
 }  // namespace
 
-std::string RustWordClass() {
-  return absl::StrCat(kWordClass, R"(\x{200c}\x{200d})");
-}
-
 absl::StatusOr<Splitter> Splitter::FromJson(const formats::JsonValue& config) {
   Splitter splitter;
   if (!config.is_null()) QUIRE_RETURN_IF_ERROR(splitter.AddStep(config));
@@ -87,9 +83,9 @@ absl::Status Splitter::AddStep(const formats::JsonValue& config) {
     step.behavior = Behavior::kRemoved;
   } else if (type == "Whitespace") {
     step.kind = Kind::kPattern;
-    const std::string word = RustWordClass();
     QUIRE_ASSIGN_OR_RETURN(
-        step.pattern, Regex::FromPcre(absl::StrCat("[", word, "]+|[^", word, kSpaceClass, "]+")));
+        step.pattern, Regex::FromPcre(absl::StrCat("[", kRustWordClass, "]+|[^", kRustWordClass,
+                                                   kSpaceClass, "]+")));
     step.behavior = Behavior::kRemoved;
     step.invert = true;
   } else {

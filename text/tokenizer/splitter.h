@@ -24,9 +24,6 @@
 
 namespace quire::text {
 
-// Returns the word characters of the Rust crate regex, for single_word and Whitespace.
-std::string RustWordClass();
-
 // Bytes [begin, end) of the text. `input_begin` is the position of the piece in the input, or -1 if
 // the text is not tracked (aligned_text.h).
 struct Piece {

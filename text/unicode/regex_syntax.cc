@@ -25,8 +25,8 @@ constexpr absl::string_view kNotSpaceClass =
 // uses its ISO 8859-1 table there (observed with tokenizers 0.23.3).
 constexpr absl::string_view kLatin1Numbers = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
-// Word characters of the Rust crate that kWordClass lacks.
-constexpr absl::string_view kJoiners = R"(\x{200c}\x{200d})";
+// Word characters of Oniguruma. PCRE2's \w under UCP lacks marks, but contains all of \p{N}.
+constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 
 constexpr absl::string_view kHexClass = "0-9A-Fa-f";
 
@@ -211,7 +211,8 @@ class Translator {
 
   // Returns the word characters of \w outside brackets.
   std::string WordClass() const {
-    return absl::StrCat(kWordClass, dialect_ == Dialect::kRust ? kJoiners : kLatin1Numbers);
+    if (dialect_ == Dialect::kRust) return std::string(kRustWordClass);
+    return absl::StrCat(kWordClass, kLatin1Numbers);
   }
 
   std::string WordBoundary() const {
@@ -226,7 +227,7 @@ class Translator {
       case 'S':
         return Replace(2, kNotSpaceClass);
       case 'w':
-        return Replace(2, dialect_ == Dialect::kRust ? WordClass() : std::string(kWordClass));
+        return Replace(2, dialect_ == Dialect::kRust ? kRustWordClass : kWordClass);
       case 'h':
         return Replace(2, kHexClass);
       case 'b':

@@ -21,9 +21,9 @@ inline constexpr absl::string_view kSpaceClass =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f})"
     R"(\x{205f}\x{3000})";
 
-// Word characters of Oniguruma; the Rust crate regex adds the joiners U+200C and U+200D. PCRE2's \w
-// under UCP lacks marks, but contains all of \p{N}.
-inline constexpr absl::string_view kWordClass = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Word characters of the Rust crate regex: those of Oniguruma and the joiners U+200C and U+200D.
+inline constexpr absl::string_view kRustWordClass =
+    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
 
 // Return INVALID_ARGUMENT for an unsupported construct, with the construct and its byte offset.
 // A syntax error that PCRE2 also rejects may be copied, so that compiling the result reports it.

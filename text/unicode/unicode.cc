@@ -70,6 +70,24 @@ bool IsMark(char32_t c) {
   return category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME;
 }
 
+std::size_t SkipSpaces(absl::string_view text, std::size_t begin) {
+  while (begin < text.size()) {
+    const Utf8Char c = DecodeUtf8At(text, begin);
+    if (!IsSpace(c.code_point)) break;
+    begin += c.size_bytes;
+  }
+  return begin;
+}
+
+std::size_t SkipSpacesBack(absl::string_view text, std::size_t end, std::size_t low) {
+  while (end > low) {
+    const Utf8Char c = DecodeUtf8Before(text, end);
+    if (!IsSpace(c.code_point)) break;
+    end -= c.size_bytes;
+  }
+  return end;
+}
+
 void AppendLowercase(char32_t c, std::string& out) {
   constexpr char32_t kCapitalIWithDot = 0x130;
   if (c == kCapitalIWithDot) {

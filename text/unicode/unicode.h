@@ -8,6 +8,7 @@
 //             that the original packages use.
 // Threads:    pure functions.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,6 +21,12 @@ bool IsSpace(char32_t c);        // the 25 characters of White_Space
 bool IsPunctuation(char32_t c);  // ASCII punctuation and symbols, and category P
 bool IsNumeric(char32_t c);      // categories Nd, Nl, No
 bool IsMark(char32_t c);         // categories Mn, Mc, Me
+
+// Returns the end of the white space that starts at `begin`. REQUIRES: `text` is UTF-8.
+std::size_t SkipSpaces(absl::string_view text, std::size_t begin);
+// Returns the start of the white space that ends at `end`, or `low` if it starts before `low`.
+// REQUIRES: `text` is UTF-8.
+std::size_t SkipSpacesBack(absl::string_view text, std::size_t end, std::size_t low);
 
 // Appends the lower case of one character, regardless of context: there is no final sigma, and
 // U+0130 gives two characters.
