@@ -12,6 +12,7 @@
 #include "base/utf8.h"
 #include "tests/text/testdata.h"
 #include "text/sentencepiece/precompiled_map.h"
+#include "text/subword/prefix_trie.h"
 #include "text/tokenizer/added_tokens.h"
 #include "text/tokenizer/decoder.h"
 #include "text/tokenizer/encoder.h"
@@ -129,18 +130,15 @@ TEST(UnicodeTest, ByteTableIsABijection) {
   EXPECT_EQ(CharToByte(U'\u6F22'), std::nullopt);
 }
 
-TEST(StringTrieTest, FindsLeftmostThenLongest) {
-  StringTrie trie;
-  trie.Add("ab", 0);
-  trie.Add("abcd", 1);
-  trie.Add("bcde", 2);
+TEST(PrefixTrieTest, FindsLeftmostThenLongest) {
+  const PrefixTrie trie({{"ab", 0}, {"abcd", 1}, {"bcde", 2}});
   const auto longest = trie.Find("xabcde", 0);
   ASSERT_TRUE(longest.has_value());
   EXPECT_EQ(longest->begin, 1U);
   EXPECT_EQ(longest->end, 5U);
-  EXPECT_EQ(longest->value, 1U);
+  EXPECT_EQ(longest->value, 1);
   EXPECT_EQ(trie.Find("xabcxx", 0)->end, 3U);
-  EXPECT_EQ(trie.Find("xabcde", 2)->value, 2U);
+  EXPECT_EQ(trie.Find("xabcde", 2)->value, 2);
   EXPECT_FALSE(trie.Find("bcd", 0).has_value());
 }
 

@@ -52,7 +52,7 @@ bool Has(const ChatInput& chat, absl::string_view mark, char32_t code) {
 
 }  // namespace
 
-absl::StatusOr<ChatMarker> ChatMarker::Create(const ChatInput& chat, const StringTrie* special,
+absl::StatusOr<ChatMarker> ChatMarker::Create(const ChatInput& chat, const PrefixTrie* special,
                                               std::size_t longest_special) {
   ChatMarker marker;
   if (special == nullptr) return marker;
@@ -76,7 +76,7 @@ std::string ChatMarker::Mark(std::string text) const {
   if (special_ == nullptr) return text;
   std::string out;
   std::size_t done = 0;
-  while (const std::optional<StringTrie::Match> match = special_->Find(text, done)) {
+  while (const std::optional<PrefixTrie::Match> match = special_->Find(text, done)) {
     out.append(text, done, match->begin - done);
     out += begin_;
     out.append(text, match->begin, match->end - match->begin);

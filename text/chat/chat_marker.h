@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "text/chat/chat_input.h"
-#include "text/tokenizer/added_tokens.h"
+#include "text/subword/prefix_trie.h"
 
 namespace quire::text {
 
@@ -32,7 +32,7 @@ class ChatMarker {
   // `special` has the texts of the special tokens, of which the longest has `longest_special`
   // bytes. If `special` is null, no text is enclosed. Returns INVALID_ARGUMENT if the conversation
   // contains so many of the noncharacters that no two are left for the markers.
-  static absl::StatusOr<ChatMarker> Create(const ChatInput& chat, const StringTrie* special,
+  static absl::StatusOr<ChatMarker> Create(const ChatInput& chat, const PrefixTrie* special,
                                            std::size_t longest_special);
 
   std::string Mark(std::string text) const;
@@ -41,7 +41,7 @@ class ChatMarker {
  private:
   ChatMarker() = default;
 
-  const StringTrie* special_ = nullptr;
+  const PrefixTrie* special_ = nullptr;
   std::size_t longest_special_ = 0;
   std::string begin_, end_;
 };

@@ -17,6 +17,7 @@
 #include "text/chat/jinja/parser.h"
 #include "text/chat/jinja/strings.h"
 #include "text/chat/message_roles.h"
+#include "text/tokenizer/decoder.h"
 
 namespace quire::text {
 namespace {
@@ -408,13 +409,15 @@ void ChatTemplates::ProbeTraits(std::int64_t max_steps, LoadedTemplate* loaded) 
 }
 
 void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
+  std::vector<std::pair<absl::string_view, std::int32_t>> entries;
   for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     if (!tokenizer.IsSpecial(id)) continue;
-    const std::string text = tokenizer.TokenBytes(id);
+    const absl::string_view text = tokenizer.decoder().bytes(id);
     if (text.empty() || FirstInvalidUtf8(text)) continue;
-    special_.Add(text, static_cast<std::size_t>(id));
+    entries.emplace_back(text, id);
     longest_special_ = std::max(longest_special_, text.size());
   }
+  special_ = PrefixTrie(std::move(entries));
 }
 
 std::vector<std::string> ChatTemplates::names() const {

@@ -33,7 +33,7 @@
 #include "text/chat/jinja/interpreter.h"
 #include "text/chat/jinja/json.h"
 #include "text/chat/template_traits.h"
-#include "text/tokenizer/added_tokens.h"
+#include "text/subword/prefix_trie.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace quire::text {
@@ -147,7 +147,7 @@ class ChatTemplates {
   std::vector<std::string> warnings_;
   jinja::Variables
       default_variables_;  // named tokens such as bos_token, and the parsed default_vars_json
-  StringTrie special_;     // texts of the special tokens, if they are escaped in content
+  PrefixTrie special_;     // texts of the special tokens, if they are escaped in content
   std::size_t longest_special_ = 0;
 };
 

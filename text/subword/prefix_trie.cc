@@ -63,4 +63,12 @@ std::pair<std::size_t, std::int32_t> PrefixTrie::Longest(absl::string_view text)
   return longest;
 }
 
+std::optional<PrefixTrie::Match> PrefixTrie::Find(absl::string_view text, std::size_t from) const {
+  for (std::size_t begin = from; begin < text.size(); ++begin) {
+    const auto [size, value] = Longest(text.substr(begin));
+    if (size > 0) return Match{begin, begin + size, value};
+  }
+  return std::nullopt;
+}
+
 }  // namespace quire::text

@@ -2,7 +2,7 @@
 
 // A map from byte strings to numbers that finds the strings that are prefixes of a text.
 //
-// Place:      below Unigram and SentencePiece models.
+// Place:      below Unigram and SentencePiece models, added tokens and chat markers.
 // Invariants: construction takes O(n log n) in the size of the strings, without recursion. A search
 //             takes one step for each matched byte.
 // Threads:    immutable.
@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,15 @@ class PrefixTrie {
   // Returns the size and value of the longest string that is a prefix of `text`; 0 and -1 if there
   // is none.
   std::pair<std::size_t, std::int32_t> Longest(absl::string_view text) const;
+
+  struct Match {
+    std::size_t begin;
+    std::size_t end;
+    std::int32_t value;
+  };
+  // Returns the leftmost, then longest string in `text` that starts at or after `from`. Takes
+  // O(distance + longest string) if few positions of the text start a string.
+  std::optional<Match> Find(absl::string_view text, std::size_t from) const;
 
   bool empty() const { return nodes_.empty(); }
 

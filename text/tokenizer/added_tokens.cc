@@ -11,47 +11,11 @@
 #include "text/unicode/unicode.h"
 
 namespace quire::text {
+namespace {
 
-std::int32_t StringTrie::Child(std::int32_t node, unsigned char byte) const {
-  const auto it = children_.find(static_cast<std::uint64_t>(node) << 8 | byte);
-  return it == children_.end() ? -1 : it->second;
-}
+using TrieEntries = std::vector<std::pair<absl::string_view, std::int32_t>>;
 
-void StringTrie::Add(absl::string_view text, std::size_t value) {
-  const auto new_node = [this] {
-    values_.push_back(kNoValue);
-    return static_cast<std::int32_t>(values_.size() - 1);
-  };
-  std::int32_t& root = roots_[static_cast<unsigned char>(text[0])];
-  if (root < 0) root = new_node();
-  std::int32_t node = root;
-  for (const char c : text.substr(1)) {
-    const auto byte = static_cast<unsigned char>(c);
-    std::int32_t child = Child(node, byte);
-    if (child < 0) {
-      child = new_node();
-      children_.emplace(static_cast<std::uint64_t>(node) << 8 | byte, child);
-    }
-    node = child;
-  }
-  std::size_t& slot = values_[static_cast<std::size_t>(node)];
-  if (slot == kNoValue) slot = value;
-}
-
-std::optional<StringTrie::Match> StringTrie::Find(absl::string_view text, std::size_t from) const {
-  for (std::size_t begin = from; begin < text.size(); ++begin) {
-    std::int32_t node = roots_[static_cast<unsigned char>(text[begin])];
-    std::optional<Match> longest;
-    for (std::size_t end = begin + 1; node >= 0; ++end) {
-      const std::size_t value = values_[static_cast<std::size_t>(node)];
-      if (value != kNoValue) longest = Match{begin, end, value};
-      if (end >= text.size()) break;
-      node = Child(node, static_cast<unsigned char>(text[end]));
-    }
-    if (longest) return longest;
-  }
-  return std::nullopt;
-}
+}  // namespace
 
 absl::StatusOr<AddedTokens> AddedTokens::Empty(IdPolicy id_policy) {
   QUIRE_ASSIGN_OR_RETURN(Regex word, Regex::FromPcre(absl::StrCat("[", kRustWordClass, "]")));
@@ -61,6 +25,7 @@ absl::StatusOr<AddedTokens> AddedTokens::Empty(IdPolicy id_policy) {
 absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> tokens) {
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added, Empty(IdPolicy::kAsGiven));
   added.tokens_ = std::move(tokens);
+  TrieEntries entries;
   for (std::size_t i = 0; i < added.tokens_.size(); ++i) {
     AddedToken& token = added.tokens_[i];
     if (token.content.size() > kMaxScoredBytes) {
@@ -71,8 +36,9 @@ absl::StatusOr<AddedTokens> AddedTokens::FromTokens(std::vector<AddedToken> toke
     token.normalized_content = token.content;
     added.by_content_.emplace(token.content, i);
     added.by_id_.emplace(token.id, i);
-    added.raw_trie_.Add(token.content, i);
+    entries.emplace_back(token.content, static_cast<std::int32_t>(i));
   }
+  added.raw_trie_ = PrefixTrie(std::move(entries));
   return added;
 }
 
@@ -86,13 +52,13 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
   for (std::size_t i = 0; i < config.size(); ++i) {
     QUIRE_RETURN_IF_ERROR(added.Add(config.At(i), model));
   }
-  // If two contents have the same normalized form, the lower id wins, because the trie keeps the
-  // first value.
   std::vector<std::size_t> order(added.tokens_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return added.tokens_[a].id < added.tokens_[b].id;
   });
+  TrieEntries raw;
+  TrieEntries normalized;
   for (const std::size_t i : order) {
     AddedToken& token = added.tokens_[i];
     token.normalized_content = token.content;
@@ -105,10 +71,14 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
       }
       token.normalized_content = text.text();
     }
-    // Content whose normalized form is empty never matches.
-    if (token.normalized_content.empty()) continue;
-    (token.normalized ? added.normalized_trie_ : added.raw_trie_).Add(token.normalized_content, i);
+    (token.normalized ? normalized : raw)
+        .emplace_back(token.normalized_content, static_cast<std::int32_t>(i));
   }
+  added.raw_trie_ = PrefixTrie(std::move(raw));
+  // If two contents have the same normalized form, the lower id wins, because the trie keeps the
+  // last value.
+  std::reverse(normalized.begin(), normalized.end());
+  added.normalized_trie_ = PrefixTrie(std::move(normalized));
   return added;
 }
 
@@ -163,7 +133,7 @@ std::optional<std::int32_t> AddedTokens::TokenToId(absl::string_view content) co
 }
 
 absl::StatusOr<bool> AddedTokens::StandsAlone(absl::string_view text,
-                                              const StringTrie::Match& match,
+                                              const PrefixTrie::Match& match,
                                               RegexScratch& scratch) const {
   bool is_word = false;
   const auto check = [&](std::size_t begin, std::size_t size) {
@@ -180,14 +150,14 @@ absl::StatusOr<bool> AddedTokens::StandsAlone(absl::string_view text,
   return !is_word;
 }
 
-absl::Status AddedTokens::CutBy(const StringTrie& trie, absl::string_view text,
+absl::Status AddedTokens::CutBy(const PrefixTrie& trie, absl::string_view text,
                                 TakesSpecial takes_special, RegexScratch& scratch,
                                 std::vector<TextSegment>& segments) const {
   std::size_t done = 0;
   std::size_t from = 0;
   while (const auto match = trie.Find(text, from)) {
     from = match->end;
-    const AddedToken& token = tokens_[match->value];
+    const AddedToken& token = tokens_[static_cast<std::size_t>(match->value)];
     if (token.special && !takes_special(match->begin, match->end)) continue;
     if (token.single_word) {
       QUIRE_ASSIGN_OR_RETURN(const bool stands_alone, StandsAlone(text, *match, scratch));

@@ -11,7 +11,6 @@
 // Threads:    immutable; the scratch serves one thread.
 // Source:     huggingface/tokenizers 0.23, `tokenizer::added_vocabulary`.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -25,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "formats/json_value.h"
+#include "text/subword/prefix_trie.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/token_model.h"
 #include "text/unicode/regex.h"
@@ -41,33 +41,6 @@ struct AddedToken {
   bool rstrip = false;
   bool normalized = false;
   bool special = false;
-};
-
-// A set of byte strings that finds the longest match at a position.
-class StringTrie {
- public:
-  StringTrie() { roots_.fill(-1); }
-
-  // If a text is added twice, the first value counts. REQUIRES: !text.empty().
-  void Add(absl::string_view text, std::size_t value);
-
-  struct Match {
-    std::size_t begin;
-    std::size_t end;
-    std::size_t value;
-  };
-  // Returns the leftmost, then longest match at or after `from`. Takes O(distance + longest string)
-  // if few positions of the text start a string.
-  std::optional<Match> Find(absl::string_view text, std::size_t from) const;
-
- private:
-  static constexpr std::size_t kNoValue = static_cast<std::size_t>(-1);
-
-  std::int32_t Child(std::int32_t node, unsigned char byte) const;
-
-  std::array<std::int32_t, 256> roots_;                        // node of each first byte; -1: none
-  std::vector<std::size_t> values_;                            // indexed by node
-  absl::flat_hash_map<std::uint64_t, std::int32_t> children_;  // key: node << 8 | byte
 };
 
 // Bytes [begin, end) of a text: an added token, or, with id -1, the text between tokens.
@@ -117,9 +90,9 @@ class AddedTokens {
   AddedTokens(Regex word, IdPolicy id_policy) : id_policy_(id_policy), word_(std::move(word)) {}
   static absl::StatusOr<AddedTokens> Empty(IdPolicy id_policy);
   absl::Status Add(const formats::JsonValue& config, const TokenModel& model);
-  absl::Status CutBy(const StringTrie& trie, absl::string_view text, TakesSpecial takes_special,
+  absl::Status CutBy(const PrefixTrie& trie, absl::string_view text, TakesSpecial takes_special,
                      RegexScratch& scratch, std::vector<TextSegment>& segments) const;
-  absl::StatusOr<bool> StandsAlone(absl::string_view text, const StringTrie::Match& match,
+  absl::StatusOr<bool> StandsAlone(absl::string_view text, const PrefixTrie::Match& match,
                                    RegexScratch& scratch) const;
 
   std::vector<AddedToken> tokens_;
@@ -127,8 +100,8 @@ class AddedTokens {
   absl::flat_hash_map<std::int32_t, std::size_t> by_id_;
   IdPolicy id_policy_;
   std::int64_t next_id_ = -1;  // id of the next token outside the vocabulary; used while loading
-  StringTrie raw_trie_;
-  StringTrie normalized_trie_;
+  PrefixTrie raw_trie_;
+  PrefixTrie normalized_trie_;
   Regex word_;  // matches one word character
 };
 
