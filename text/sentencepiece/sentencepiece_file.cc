@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <optional>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
@@ -262,6 +263,15 @@ std::int32_t SentencePieceFile::ControlId(absl::string_view text) const {
     }
   }
   return -1;
+}
+
+PrefixTrie SentencePieceFile::UserDefinedPieces() const {
+  std::vector<std::pair<absl::string_view, std::int32_t>> entries;
+  for (std::size_t id = 0; id < pieces.size(); ++id) {
+    if (pieces[id].type != SentencePiece::Type::kUserDefined) continue;
+    entries.emplace_back(pieces[id].text, static_cast<std::int32_t>(id));
+  }
+  return PrefixTrie(std::move(entries));
 }
 
 absl::StatusOr<SentencePieceFile> ParseSentencePieceFile(absl::string_view bytes) {

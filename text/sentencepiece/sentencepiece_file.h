@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "text/subword/prefix_trie.h"
 
 namespace quire::text {
 
@@ -59,6 +60,8 @@ struct SentencePieceFile {
 
   // Returns the id of the control piece with this text, or -1.
   std::int32_t ControlId(absl::string_view text) const;
+  // Returns the texts of the user-defined pieces, with their ids.
+  PrefixTrie UserDefinedPieces() const;
 };
 
 // Parses the file. Errors name the field, such as `pieces[3].score`, or the byte at which the

@@ -111,7 +111,9 @@ absl::StatusOr<SentencePieceModel> SentencePieceModel::From(const SentencePieceF
   if (file.kind == SentencePieceFile::Kind::kUnigram) {
     model.MakeUnigram(file);
   } else {
-    QUIRE_RETURN_IF_ERROR(model.MakeBpe(file));
+    QUIRE_ASSIGN_OR_RETURN(BpeParts parts, MergeBuilder(file).Build());
+    model.bpe_.emplace(std::move(parts));
+    model.user_defined_pieces_ = file.UserDefinedPieces();
   }
   return model;
 }
@@ -142,18 +144,6 @@ void SentencePieceModel::MakeUnigram(const SentencePieceFile& file) {
   viterbi_ = Viterbi(
       PrefixTrie(std::move(entries)), std::move(scores),
       {.unk_id = file.unk_id, .unk_score = worst - kUnknownPenalty, .single_precision = true});
-}
-
-absl::Status SentencePieceModel::MakeBpe(const SentencePieceFile& file) {
-  QUIRE_ASSIGN_OR_RETURN(BpeParts parts, MergeBuilder(file).Build());
-  bpe_.emplace(std::move(parts));
-  std::vector<std::pair<absl::string_view, std::int32_t>> symbols;
-  for (std::size_t id = 0; id < file.pieces.size(); ++id) {
-    if (file.pieces[id].type != SentencePiece::Type::kUserDefined) continue;
-    symbols.emplace_back(file.pieces[id].text, static_cast<std::int32_t>(id));
-  }
-  user_defined_pieces_ = PrefixTrie(std::move(symbols));
-  return absl::OkStatus();
 }
 
 void SentencePieceModel::EncodeBpe(absl::string_view text, SentencePieceScratch& scratch) const {

@@ -58,7 +58,6 @@ class SentencePieceModel {
   SentencePieceModel() = default;
 
   void MakeUnigram(const SentencePieceFile& file);
-  absl::Status MakeBpe(const SentencePieceFile& file);
   void EncodeBpe(absl::string_view text, SentencePieceScratch& scratch) const;
 
   std::vector<std::string> pieces_;

@@ -1,7 +1,6 @@
 #include "text/sentencepiece/sentencepiece_normalizer.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -21,12 +20,7 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::From(
     }
     normalizer.map_ = *std::move(map);
   }
-  std::vector<std::pair<absl::string_view, std::int32_t>> symbols;
-  for (std::size_t id = 0; id < file.pieces.size(); ++id) {
-    if (file.pieces[id].type != SentencePiece::Type::kUserDefined) continue;
-    symbols.emplace_back(file.pieces[id].text, static_cast<std::int32_t>(id));
-  }
-  normalizer.user_defined_pieces_ = PrefixTrie(std::move(symbols));
+  normalizer.user_defined_pieces_ = file.UserDefinedPieces();
   normalizer.add_dummy_prefix_ = file.add_dummy_prefix;
   normalizer.remove_extra_whitespaces_ = file.remove_extra_whitespaces;
   normalizer.space_ = file.escape_whitespaces ? kSentencePieceSpace : absl::string_view(" ");
