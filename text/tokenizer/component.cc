@@ -6,10 +6,6 @@
 
 namespace quire::text {
 
-absl::StatusOr<std::string> ComponentType(const formats::JsonValue& config) {
-  return config.GetString("type");
-}
-
 absl::Status UnsupportedType(const formats::JsonValue& config, absl::string_view type) {
   return absl::UnimplementedError(
       absl::StrCat(config.PathOf("type"), " \"", type, "\" is not supported"));

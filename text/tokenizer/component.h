@@ -15,9 +15,6 @@
 
 namespace quire::text {
 
-// Returns the value of "type". Errors name `path.type`.
-absl::StatusOr<std::string> ComponentType(const formats::JsonValue& config);
-
 // Returns UNIMPLEMENTED `path.type "Name" is not supported`.
 absl::Status UnsupportedType(const formats::JsonValue& config, absl::string_view type);
 

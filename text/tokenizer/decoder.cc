@@ -104,7 +104,7 @@ Decoder Decoder::OfBytes(std::vector<TokenText> tokens, std::vector<std::string>
 }
 
 absl::Status Decoder::AddStage(const formats::JsonValue& config) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
+  QUIRE_ASSIGN_OR_RETURN(const std::string type, config.GetString("type"));
   if (type == "Sequence") {
     return ForEachPart(config, "decoders",
                        [this](const formats::JsonValue& part) { return AddStage(part); });

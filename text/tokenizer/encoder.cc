@@ -38,7 +38,7 @@ struct Encoder::Scratch {
 
   // Returns the memory that grows with the text, without the cache of pieces.
   std::size_t capacity_bytes() const {
-    return model.sentencepiece.capacity_bytes() + tokens.capacity() * sizeof(ModelToken);
+    return model.capacity_bytes() + tokens.capacity() * sizeof(ModelToken);
   }
 };
 

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "formats/gguf_splits.h"
+#include "text/sentencepiece/sentencepiece_normalizer.h"
 #include "text/subword/model_token.h"
 
 namespace quire::text {
@@ -21,7 +22,6 @@ namespace {
 using nlohmann::json;
 
 constexpr absl::string_view kPrefix = "tokenizer.ggml.";
-constexpr absl::string_view kSpaceSign = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 
 class PipelineBuilder {
  public:
@@ -255,20 +255,20 @@ absl::Status PipelineBuilder::ReadUnknownAndBytes() {
   return ReadByteTokens();
 }
 
-// Adds a normalizer that replaces spaces by kSpaceSign, and a decoder that reverses this. If
+// Adds a normalizer that replaces spaces by kSentencePieceSpace, and a decoder that reverses this. If
 // `adds_space`, the normalizer also puts a sign in front of the text.
 void PipelineBuilder::AddSpaceSigns(bool adds_space) {
   json normalizers = json::array();
-  json decoders =
-      json::array({{{"type", "Replace"}, {"pattern", {{"String", kSpaceSign}}}, {"content", " "}},
-                   {{"type", "ByteFallback"}},
-                   {{"type", "Fuse"}}});
+  json decoders = json::array(
+      {{{"type", "Replace"}, {"pattern", {{"String", kSentencePieceSpace}}}, {"content", " "}},
+       {{"type", "ByteFallback"}},
+       {{"type", "Fuse"}}});
   if (adds_space) {
-    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpaceSign}});
+    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSentencePieceSpace}});
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
   normalizers.push_back(
-      {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceSign}});
+      {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSentencePieceSpace}});
   components_["normalizer"] = {{"type", "Sequence"}, {"normalizers", normalizers}};
   components_["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
 }

@@ -5,7 +5,6 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "text/tokenizer/component.h"
-#include "text/unicode/normal_form.h"
 #include "text/unicode/unicode.h"
 
 namespace quire::text {
@@ -92,6 +91,14 @@ void Prepend(AlignedText& text, absl::string_view content) {
   text = std::move(result);
 }
 
+std::optional<NormalForm> NormalFormNamed(absl::string_view type) {
+  if (type == "NFC") return NormalForm::kNfc;
+  if (type == "NFD") return NormalForm::kNfd;
+  if (type == "NFKC") return NormalForm::kNfkc;
+  if (type == "NFKD") return NormalForm::kNfkd;
+  return std::nullopt;
+}
+
 }  // namespace
 
 absl::StatusOr<Normalizer> Normalizer::FromJson(const formats::JsonValue& config) {
@@ -112,7 +119,7 @@ Normalizer Normalizer::OfSentencePiece(SentencePieceNormalizer sentencepiece) {
 absl::Status Normalizer::AddStep(const formats::JsonValue& config) {
   // Does not use QUIRE_ASSIGN_OR_RETURN because of a false g++ 12 warning about an uninitialized
   // string.
-  const absl::StatusOr<std::string> type_or = ComponentType(config);
+  const absl::StatusOr<std::string> type_or = config.GetString("type");
   QUIRE_RETURN_IF_ERROR(type_or.status());
   const std::string& type = *type_or;
   if (type == "Sequence") {
@@ -120,14 +127,9 @@ absl::Status Normalizer::AddStep(const formats::JsonValue& config) {
                        [this](const formats::JsonValue& part) { return AddStep(part); });
   }
   Step step;
-  if (type == "NFC") {
-    step.kind = Kind::kNfc;
-  } else if (type == "NFD") {
-    step.kind = Kind::kNfd;
-  } else if (type == "NFKC") {
-    step.kind = Kind::kNfkc;
-  } else if (type == "NFKD") {
-    step.kind = Kind::kNfkd;
+  if (const std::optional<NormalForm> form = NormalFormNamed(type)) {
+    step.kind = Kind::kNormalForm;
+    step.form = *form;
   } else if (type == "Lowercase") {
     step.kind = Kind::kLowercase;
   } else if (type == "StripAccents") {
@@ -163,17 +165,8 @@ absl::Status Normalizer::Apply(AlignedText& text, RegexScratch& scratch) const {
   QUIRE_RETURN_IF_ERROR(text.CheckSize());
   for (const Step& step : steps_) {
     switch (step.kind) {
-      case Kind::kNfc:
-        text = ToNormalForm(text, NormalForm::kNfc);
-        break;
-      case Kind::kNfd:
-        text = ToNormalForm(text, NormalForm::kNfd);
-        break;
-      case Kind::kNfkc:
-        text = ToNormalForm(text, NormalForm::kNfkc);
-        break;
-      case Kind::kNfkd:
-        text = ToNormalForm(text, NormalForm::kNfkd);
+      case Kind::kNormalForm:
+        text = ToNormalForm(text, step.form);
         break;
       case Kind::kLowercase:
         Lowercase(text);

@@ -18,6 +18,7 @@
 #include "text/sentencepiece/precompiled_map.h"
 #include "text/sentencepiece/sentencepiece_normalizer.h"
 #include "text/unicode/aligned_text.h"
+#include "text/unicode/normal_form.h"
 #include "text/unicode/regex.h"
 
 namespace quire::text {
@@ -35,10 +36,7 @@ class Normalizer {
 
  private:
   enum class Kind {
-    kNfc,
-    kNfd,
-    kNfkc,
-    kNfkd,
+    kNormalForm,
     kLowercase,
     kStrip,
     kStripAccents,
@@ -50,9 +48,10 @@ class Normalizer {
   };
   struct Step {
     Kind kind;
-    std::optional<Regex> pattern;  // kReplace
-    std::string content;           // kReplace, kPrepend
-    bool strip_left = false;       // kStrip
+    NormalForm form = NormalForm::kNfc;  // kNormalForm
+    std::optional<Regex> pattern;        // kReplace
+    std::string content;                 // kReplace, kPrepend
+    bool strip_left = false;             // kStrip
     bool strip_right = false;
     std::optional<PrecompiledMap> map;                     // kPrecompiled
     std::optional<SentencePieceNormalizer> sentencepiece;  // kSentencePiece

@@ -26,7 +26,7 @@ PostProcessor PostProcessor::Around(std::vector<std::int32_t> before,
 
 absl::Status PostProcessor::AddStep(const formats::JsonValue& config,
                                     const std::function<bool(std::int32_t)>& is_known) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
+  QUIRE_ASSIGN_OR_RETURN(const std::string type, config.GetString("type"));
   if (type == "Sequence") {
     return ForEachPart(config, "processors",
                        [&](const formats::JsonValue& part) { return AddStep(part, is_known); });

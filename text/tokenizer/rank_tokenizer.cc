@@ -46,6 +46,16 @@ AddedToken SpecialToken(std::int32_t id, std::string content) {
 // Maps the bytes of each token to its id. The keys are views of the vocabulary.
 using IdsOfBytes = absl::flat_hash_map<absl::string_view, std::int32_t>;
 
+absl::Status CheckByteTokens(const IdsOfBytes& ids) {
+  for (int byte = 0; byte < 256; ++byte) {
+    const char text = static_cast<char>(byte);
+    if (ids.contains(absl::string_view(&text, 1))) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("has no token for the byte %02X, each byte must have one", byte));
+  }
+  return absl::OkStatus();
+}
+
 // `name_of(i)` returns the name of the i-th token for messages.
 template <typename NameOf>
 absl::StatusOr<IdsOfBytes> IndexTokens(const RankVocabulary& v, NameOf name_of) {
@@ -75,17 +85,8 @@ absl::StatusOr<IdsOfBytes> IndexTokens(const RankVocabulary& v, NameOf name_of) 
       return error("has the same bytes as another token");
     }
   }
+  QUIRE_RETURN_IF_ERROR(CheckByteTokens(ids));
   return ids;
-}
-
-absl::Status CheckByteTokens(const IdsOfBytes& ids) {
-  for (int byte = 0; byte < 256; ++byte) {
-    const char text = static_cast<char>(byte);
-    if (ids.contains(absl::string_view(&text, 1))) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("has no token for the byte %02X, each byte must have one", byte));
-  }
-  return absl::OkStatus();
 }
 
 std::string ByteLevelText(absl::string_view bytes) {
@@ -174,10 +175,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const
   auto after = TokensToAdd(v, config, "add_eos_token", false, "eos_token", defaults.eos);
   if (!after.ok()) return WithFileName(kConfigFile, after.status());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added, AddedTokens::FromTokens(v.special));
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));
-  QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer, Normalizer::FromJson(null.root()));
   EncoderParts parts{.added = std::move(added),
-                     .normalizer = std::move(normalizer),
+                     .normalizer = {},
                      .splitter = Splitter::OfByteLevel(*std::move(v.pattern)),
                      .model = MakeBpe(v, ids),
                      .post_processor = PostProcessor::Around(*std::move(before), *std::move(after)),
@@ -198,6 +197,17 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(RankVocabulary v, const
 absl::StatusOr<std::int64_t> Count(const formats::JsonValue& config, absl::string_view key) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonValue value, config.Get(key));
   return value.AsInteger(0, kMaxTokenIds);
+}
+
+absl::Status ReadPattern(const formats::JsonValue& config, RankVocabulary& v) {
+  QUIRE_ASSIGN_OR_RETURN(const std::string pattern, config.GetString("pattern"));
+  absl::StatusOr<Regex> regex = Regex::FromRust(pattern);
+  if (!regex.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config.PathOf("pattern"), ": ", regex.status().message()));
+  }
+  v.pattern = *std::move(regex);
+  return absl::OkStatus();
 }
 
 // Checks that `rank` equals the entry's position in the list. mistral-common finds tokens by their
@@ -261,13 +271,7 @@ absl::StatusOr<RankVocabulary> ReadTekken(absl::string_view text) {
   RankVocabulary v;
   v.id_of_rank_0 = static_cast<std::int32_t>(num_special);
   v.special_in_templates_only = true;
-  QUIRE_ASSIGN_OR_RETURN(const std::string pattern, config.GetString("pattern"));
-  absl::StatusOr<Regex> regex = Regex::FromRust(pattern);
-  if (!regex.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(config.PathOf("pattern"), ": ", regex.status().message()));
-  }
-  v.pattern = *std::move(regex);
+  QUIRE_RETURN_IF_ERROR(ReadPattern(config, v));
   for (std::size_t i = 0; i < static_cast<std::size_t>(num_ranks); ++i) {
     const formats::JsonValue entry = vocabulary.At(i);
     QUIRE_RETURN_IF_ERROR(CheckRank(entry, i));
@@ -281,14 +285,6 @@ absl::StatusOr<RankVocabulary> ReadTekken(absl::string_view text) {
   }
   QUIRE_RETURN_IF_ERROR(ReadTekkenSpecial(root, static_cast<std::size_t>(num_special), v));
   return v;
-}
-
-absl::StatusOr<IdsOfBytes> IndexTekken(const RankVocabulary& v) {
-  QUIRE_ASSIGN_OR_RETURN(IdsOfBytes ids, IndexTokens(v, [](std::size_t i) {
-                           return absl::StrCat("vocab[", i, "].token_bytes");
-                         }));
-  QUIRE_RETURN_IF_ERROR(CheckByteTokens(ids));
-  return ids;
 }
 
 absl::Status ReadRanks(absl::string_view text, RankVocabulary& v) {
@@ -315,21 +311,9 @@ absl::Status ReadRanks(absl::string_view text, RankVocabulary& v) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<IdsOfBytes> IndexTiktoken(const RankVocabulary& v) {
-  QUIRE_ASSIGN_OR_RETURN(
-      IdsOfBytes ids, IndexTokens(v, [](std::size_t i) { return absl::StrCat("token ", i + 1); }));
-  QUIRE_RETURN_IF_ERROR(CheckByteTokens(ids));
-  return ids;
-}
-
 // Reads the pattern and the special tokens.
 absl::Status ReadTiktokenConfig(const formats::JsonValue& config, RankVocabulary& v) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string pattern, config.GetString("pattern"));
-  absl::StatusOr<Regex> regex = Regex::FromRust(pattern);
-  if (!regex.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("pattern: ", regex.status().message()));
-  }
-  v.pattern = *std::move(regex);
+  QUIRE_RETURN_IF_ERROR(ReadPattern(config, v));
   absl::flat_hash_set<std::int32_t> used_ids;
   for (const RankToken& token : v.tokens) used_ids.insert(token.rank);
   const std::optional<formats::JsonValue> special = config.Find("special_tokens");
@@ -359,7 +343,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTekken(absl::string_view te
                                                             std::int64_t cache_entries) {
   absl::StatusOr<RankVocabulary> v = ReadTekken(tekken_json);
   if (!v.ok()) return WithFileName(kTekkenFile, v.status());
-  const absl::StatusOr<IdsOfBytes> ids = IndexTekken(*v);
+  const absl::StatusOr<IdsOfBytes> ids =
+      IndexTokens(*v, [](std::size_t i) { return absl::StrCat("vocab[", i, "].token_bytes"); });
   if (!ids.ok()) return WithFileName(kTekkenFile, ids.status());
   // Moving the vocabulary keeps its strings in memory, so `ids` stays valid.
   return Assemble(
@@ -375,7 +360,8 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildTiktoken(absl::string_view 
   if (const absl::Status status = ReadRanks(ranks, v); !status.ok()) {
     return WithFileName(kTiktokenFile, status);
   }
-  const absl::StatusOr<IdsOfBytes> ids = IndexTiktoken(v);
+  const absl::StatusOr<IdsOfBytes> ids =
+      IndexTokens(v, [](std::size_t i) { return absl::StrCat("token ", i + 1); });
   if (!ids.ok()) return WithFileName(kTiktokenFile, ids.status());
   if (const absl::Status status = ReadTiktokenConfig(config, v); !status.ok()) {
     return WithFileName(kConfigFile, status);

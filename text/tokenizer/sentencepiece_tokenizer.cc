@@ -110,12 +110,10 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_
   QUIRE_ASSIGN_OR_RETURN(std::vector<std::int32_t> after,
                          ReadControlTokens(config, "add_eos_token", false, eos, file.eos_piece));
   QUIRE_ASSIGN_OR_RETURN(AddedTokens control, ControlTokens(file));
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument null, formats::JsonDocument::Parse("null"));
-  QUIRE_ASSIGN_OR_RETURN(Splitter splitter, Splitter::FromJson(null.root()));
   const std::string kind = absl::StrCat(stages->model.type(), " (", kFile, ")");
   EncoderParts parts{.added = std::move(control),
                      .normalizer = Normalizer::OfSentencePiece(std::move(stages->normalizer)),
-                     .splitter = std::move(splitter),
+                     .splitter = {},
                      .model = std::move(stages->model),
                      .post_processor = PostProcessor::Around(std::move(before), std::move(after)),
                      .special_in_templates_only = true};

@@ -56,7 +56,7 @@ bool Splitter::maps_every_byte() const {
 }
 
 absl::Status Splitter::AddStep(const formats::JsonValue& config) {
-  QUIRE_ASSIGN_OR_RETURN(const std::string type, ComponentType(config));
+  QUIRE_ASSIGN_OR_RETURN(const std::string type, config.GetString("type"));
   if (type == "Sequence") {
     return ForEachPart(config, "pretokenizers",
                        [this](const formats::JsonValue& part) { return AddStep(part); });

@@ -12,7 +12,7 @@ absl::StatusOr<TokenModel> TokenModel::FromJson(const formats::JsonValue& config
   std::string type = "BPE";
   // Files from before 2021 have no type; merges mean BPE.
   if (config.Find("type") || !config.Find("merges")) {
-    QUIRE_ASSIGN_OR_RETURN(type, ComponentType(config));
+    QUIRE_ASSIGN_OR_RETURN(type, config.GetString("type"));
   }
   if (type == "BPE") {
     QUIRE_ASSIGN_OR_RETURN(Bpe bpe, Bpe::FromJson(config));
@@ -28,11 +28,11 @@ absl::StatusOr<TokenModel> TokenModel::FromJson(const formats::JsonValue& config
 
 void TokenModel::Encode(absl::string_view piece, ModelScratch& scratch,
                         std::vector<ModelToken>& out) const {
-  SentencePieceScratch& all = scratch.sentencepiece;
-  std::visit(Overloaded{[&](const Bpe& model) { model.Encode(piece, all.bpe, out); },
-                        [&](const Unigram& model) { model.Encode(piece, all.viterbi, out); },
-                        [&](const SentencePieceModel& model) { model.Encode(piece, all, out); }},
-             model_);
+  std::visit(
+      Overloaded{[&](const Bpe& model) { model.Encode(piece, scratch.bpe, out); },
+                 [&](const Unigram& model) { model.Encode(piece, scratch.viterbi, out); },
+                 [&](const SentencePieceModel& model) { model.Encode(piece, scratch, out); }},
+      model_);
 }
 
 std::optional<std::int32_t> TokenModel::TokenToId(absl::string_view token) const {

@@ -23,10 +23,8 @@
 
 namespace quire::text {
 
-struct ModelScratch {
-  explicit ModelScratch(std::int64_t cache_entries) : sentencepiece(cache_entries) {}
-  SentencePieceScratch sentencepiece;  // includes the scratch of the other two types
-};
+// SentencePieceScratch includes the scratch of the other two types.
+using ModelScratch = SentencePieceScratch;
 
 class TokenModel {
  public:

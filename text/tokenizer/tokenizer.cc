@@ -94,12 +94,6 @@ std::vector<TokenText> TableOfTokens(const TokenModel& model, const AddedTokens&
   return tokens;
 }
 
-// Returns the value of a component, or the document `null` if it is absent.
-formats::JsonValue ComponentOrNull(const formats::JsonValue& root, absl::string_view key,
-                                   const formats::JsonValue& null) {
-  return root.Find(key).value_or(null);
-}
-
 // Builds the stages around `model`. `root` is a tokenizer.json, or has its components.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model,
                                                          const formats::JsonValue& root,
@@ -109,20 +103,20 @@ absl::StatusOr<std::unique_ptr<TokenizerParts>> Assemble(TokenModel model,
                          formats::JsonDocument::Parse("null"));
   const formats::JsonValue null = null_document.root();
   QUIRE_ASSIGN_OR_RETURN(Normalizer normalizer,
-                         Normalizer::FromJson(ComponentOrNull(root, "normalizer", null)));
+                         Normalizer::FromJson(root.Find("normalizer").value_or(null)));
   QUIRE_ASSIGN_OR_RETURN(Splitter splitter,
-                         Splitter::FromJson(ComponentOrNull(root, "pre_tokenizer", null)));
+                         Splitter::FromJson(root.Find("pre_tokenizer").value_or(null)));
   RegexScratch scratch;
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument empty_list,
                          formats::JsonDocument::Parse("[]"));
   const formats::JsonValue added_json = root.Find("added_tokens").value_or(empty_list.root());
   QUIRE_ASSIGN_OR_RETURN(AddedTokens added,
                          AddedTokens::FromJson(added_json, model, normalizer, ids, scratch));
-  QUIRE_ASSIGN_OR_RETURN(Decoder decoder, Decoder::FromJson(ComponentOrNull(root, "decoder", null),
+  QUIRE_ASSIGN_OR_RETURN(Decoder decoder, Decoder::FromJson(root.Find("decoder").value_or(null),
                                                             TableOfTokens(model, added)));
   QUIRE_ASSIGN_OR_RETURN(
       PostProcessor post_processor,
-      PostProcessor::FromJson(ComponentOrNull(root, "post_processor", null),
+      PostProcessor::FromJson(root.Find("post_processor").value_or(null),
                               [&decoder](std::int32_t id) { return decoder.known(id); }));
   EncoderParts parts{.added = std::move(added),
                      .normalizer = std::move(normalizer),
@@ -173,16 +167,15 @@ using Build = absl::StatusOr<std::unique_ptr<TokenizerParts>>(absl::string_view,
                                                               std::int64_t);
 
 // Calls `build` with the parsed configuration, and sets the named tokens and the hash.
-absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildWithConfig(Build* build,
-                                                                absl::string_view file,
-                                                                absl::string_view config_json,
-                                                                const TokenizerOptions& options) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> BuildWithConfig(Build* build, absl::string_view file,
+                                                           absl::string_view config_json,
+                                                           const TokenizerOptions& options) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument config, ParseTokenizerConfig(config_json));
   QUIRE_ASSIGN_OR_RETURN(std::unique_ptr<TokenizerParts> parts,
                          build(file, config.root(), options.piece_cache_entries));
   QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), *parts));
   parts->sha256 = Sha256({file, config_json});
-  return parts;
+  return std::make_unique<Tokenizer>(std::move(parts));
 }
 
 // added_tokens.json predates tokenizer.json, and no other file contains its tokens.
@@ -239,34 +232,25 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
                          ParseTokenizerConfig(tokenizer_config_json));
   QUIRE_RETURN_IF_ERROR(ReadNamedTokens(config.root(), **parts));
   (*parts)->sha256 = Sha256({tokenizer_json, tokenizer_config_json});
-  return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
+  return std::make_unique<Tokenizer>(*std::move(parts));
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromSentencePiece(
     absl::string_view tokenizer_model, absl::string_view tokenizer_config_json,
     const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(
-      std::unique_ptr<TokenizerParts> parts,
-      BuildWithConfig(&BuildSentencePiece, tokenizer_model, tokenizer_config_json, options));
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+  return BuildWithConfig(&BuildSentencePiece, tokenizer_model, tokenizer_config_json, options);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTekken(
     absl::string_view tekken_json, absl::string_view tokenizer_config_json,
     const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(
-      std::unique_ptr<TokenizerParts> parts,
-      BuildWithConfig(&BuildTekken, tekken_json, tokenizer_config_json, options));
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+  return BuildWithConfig(&BuildTekken, tekken_json, tokenizer_config_json, options);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromTiktoken(
     absl::string_view tokenizer_tiktoken, absl::string_view tokenizer_config_json,
     const TokenizerOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(
-      std::unique_ptr<TokenizerParts> parts,
-      BuildWithConfig(&BuildTiktoken, tokenizer_tiktoken, tokenizer_config_json, options));
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+  return BuildWithConfig(&BuildTiktoken, tokenizer_tiktoken, tokenizer_config_json, options);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabulary& vocabulary,
@@ -282,7 +266,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromGguf(const GgufVocabul
   (*parts)->pad_token_id = pipeline.pad_id;
   (*parts)->kind = absl::StrCat(vocabulary.model, " (GGUF)");
   (*parts)->sha256 = Sha256({pipeline.identity});
-  return std::unique_ptr<Tokenizer>(new Tokenizer(*std::move(parts)));
+  return std::make_unique<Tokenizer>(*std::move(parts));
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts) : parts_(std::move(parts)) {

@@ -95,6 +95,8 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromGguf(const GgufVocabulary& vocabulary,
                                                              const TokenizerOptions& options = {});
 
+  // The functions above call this; TokenizerParts is defined only inside text/tokenizer.
+  explicit Tokenizer(std::unique_ptr<TokenizerParts> parts);
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
@@ -145,8 +147,6 @@ class Tokenizer {
   const Decoder& decoder() const;
 
  private:
-  explicit Tokenizer(std::unique_ptr<TokenizerParts> parts);
-
   std::unique_ptr<TokenizerParts> parts_;
 };
 
