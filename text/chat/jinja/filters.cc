@@ -26,15 +26,10 @@ namespace {
 using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
 
-// Converts the input of a text filter to text: undefined becomes "", other values are printed.
-absl::StatusOr<std::string> PrintAsText(Runtime& runtime, const Value& value) {
-  return runtime.Print(value);
-}
-
 template <std::string (*change)(absl::string_view)>
 Result ChangeText(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the filter", arguments, {}).status());
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, PrintAsText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime.Print(value));
   return Value::String(change(text));
 }
 
@@ -66,7 +61,7 @@ std::string TitleWords(absl::string_view text) {
 
 Result Trim(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_ASSIGN_OR_RETURN(const Bound bound, BindArguments("trim", arguments, {"chars"}));
-  QUIRE_ASSIGN_OR_RETURN(const std::string text, PrintAsText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime.Print(value));
   if (!bound[0] || bound[0]->is_none()) {
     return Value::String(StripChars(text, Side::kBoth, std::nullopt));
   }
@@ -83,9 +78,9 @@ Result Replace(Runtime& runtime, const Value& value, const Arguments& arguments)
   if (!bound[0] || !bound[1]) {
     return absl::InvalidArgumentError("replace needs two arguments");
   }
-  QUIRE_ASSIGN_OR_RETURN(std::string text, PrintAsText(runtime, value));
-  QUIRE_ASSIGN_OR_RETURN(std::string from, PrintAsText(runtime, *bound[0]));
-  QUIRE_ASSIGN_OR_RETURN(std::string to, PrintAsText(runtime, *bound[1]));
+  QUIRE_ASSIGN_OR_RETURN(std::string text, runtime.Print(value));
+  QUIRE_ASSIGN_OR_RETURN(std::string from, runtime.Print(*bound[0]));
+  QUIRE_ASSIGN_OR_RETURN(std::string to, runtime.Print(*bound[1]));
   Arguments call;
   call.positional = {Value::String(std::move(from)), Value::String(std::move(to))};
   if (bound[2] && !bound[2]->is_none()) call.positional.push_back(*bound[2]);
@@ -302,7 +297,7 @@ Result FormatFilter(Runtime& runtime, const Value& value, const Arguments& argum
     return absl::InvalidArgumentError(
         "can't handle positional and keyword arguments at the same time");
   }
-  QUIRE_ASSIGN_OR_RETURN(const std::string format, PrintAsText(runtime, value));
+  QUIRE_ASSIGN_OR_RETURN(const std::string format, runtime.Print(value));
   QUIRE_ASSIGN_OR_RETURN(Value format_arguments,
                          MakeSequence(SequenceKind::kTuple, arguments.positional));
   if (!arguments.named.empty()) {
@@ -341,12 +336,8 @@ constexpr FilterRow kTextFilters[] = {
 }  // namespace
 
 const FilterRow* FindFilter(absl::string_view name) {
-  const auto has_name = [name](const FilterRow& row) { return row.name == name; };
-  const auto found = std::find_if(std::begin(kTextFilters), std::end(kTextFilters), has_name);
-  if (found != std::end(kTextFilters)) return &*found;
-  const auto rows = SequenceFilters();
-  const auto other = std::find_if(rows.begin(), rows.end(), has_name);
-  return other == rows.end() ? nullptr : &*other;
+  const FilterRow* const row = FindRow<FilterRow>(kTextFilters, name);
+  return row != nullptr ? row : FindRow(SequenceFilters(), name);
 }
 
 }  // namespace quire::text::jinja

@@ -6,22 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "text/chat/jinja/runtime.h"
 
 namespace quire::text::jinja {
 namespace {
 
 using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
-
-constexpr std::pair<absl::string_view, Builtin> kBuiltins[] = {
-    {"namespace", Builtin::kNamespace},
-    {"range", Builtin::kRange},
-    {"dict", Builtin::kDict},
-    {"joiner", Builtin::kJoiner},
-    {"cycler", Builtin::kCycler},
-    {"raise_exception", Builtin::kRaiseException},
-    {"strftime_now", Builtin::kStrftimeNow},
-};
 
 // Implements dict(mapping or pairs, name=value, ...).
 Result MakeDict(const Arguments& arguments, Runtime& runtime) {
@@ -134,30 +125,20 @@ Result StrftimeNow(const Arguments& arguments, Runtime& runtime) {
       absl::FormatTime(bound[0]->as_string(), runtime.now(), absl::LocalTimeZone()));
 }
 
+constexpr std::pair<absl::string_view, Function> kBuiltins[] = {
+    {"namespace", {MakeNamespace}},
+    {"range", {RangeOf}},
+    {"dict", {MakeDict}},
+    {"joiner", {MakeJoiner}},
+    {"cycler", {MakeCycler}},
+    {"raise_exception", {RaiseException}},
+    {"strftime_now", {StrftimeNow}},
+};
+
 }  // namespace
 
-std::span<const std::pair<absl::string_view, Builtin>> Builtins() {
+std::span<const std::pair<absl::string_view, Function>> Builtins() {
   return kBuiltins;
-}
-
-absl::StatusOr<Value> CallBuiltin(Builtin builtin, const Arguments& arguments, Runtime& runtime) {
-  switch (builtin) {
-    case Builtin::kNamespace:
-      return MakeNamespace(arguments, runtime);
-    case Builtin::kRange:
-      return RangeOf(arguments, runtime);
-    case Builtin::kDict:
-      return MakeDict(arguments, runtime);
-    case Builtin::kJoiner:
-      return MakeJoiner(arguments, runtime);
-    case Builtin::kCycler:
-      return MakeCycler(arguments, runtime);
-    case Builtin::kRaiseException:
-      return RaiseException(arguments, runtime);
-    case Builtin::kStrftimeNow:
-      return StrftimeNow(arguments, runtime);
-  }
-  return absl::InternalError("unknown function");
 }
 
 }  // namespace quire::text::jinja

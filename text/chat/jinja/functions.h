@@ -11,16 +11,13 @@
 #include <span>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "text/chat/jinja/object.h"
-#include "text/chat/jinja/runtime.h"
 
 namespace quire::text::jinja {
 
-std::span<const std::pair<absl::string_view, Builtin>> Builtins();
-
-// Returns INVALID_ARGUMENT for wrong arguments. raise_exception returns its message as the error.
-absl::StatusOr<Value> CallBuiltin(Builtin builtin, const Arguments& arguments, Runtime& runtime);
+// The functions return INVALID_ARGUMENT for wrong arguments. raise_exception returns its message as
+// the error.
+std::span<const std::pair<absl::string_view, Function>> Builtins();
 
 }  // namespace quire::text::jinja

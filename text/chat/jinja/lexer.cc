@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kNone = absl::string_view::npos;
 
-bool IsDigit(char c) {
+bool IsDecimalDigit(char c) {
   return c >= '0' && c <= '9';
 }
 bool StartsName(char c) {
@@ -27,7 +27,7 @@ bool StartsName(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 bool ContinuesName(char c) {
-  return StartsName(c) || IsDigit(c);
+  return StartsName(c) || IsDecimalDigit(c);
 }
 
 // Converts line ends to "\n", and removes a line end at the end of the template.
@@ -208,7 +208,7 @@ class Lexer {
 
   absl::Status LexToken(std::string* open) {
     const char c = text_[at_];
-    if (IsDigit(c)) return LexNumber();
+    if (IsDecimalDigit(c)) return LexNumber();
     if (c == '\'' || c == '"') return LexString(c);
     if (!StartsName(c)) return LexOperator(open);
     std::size_t end = at_;
@@ -241,20 +241,20 @@ class Lexer {
 
   absl::Status LexNumber() {
     const std::size_t begin = at_;
-    std::size_t end = SkipDigits(at_, IsDigit);
+    std::size_t end = SkipDigits(at_, IsDecimalDigit);
     bool is_float = false;
     const bool after_dot = begin > 0 && text_[begin - 1] == '.';
     if (!after_dot) {
-      if (Has(end, ".") && end + 1 < text_.size() && IsDigit(text_[end + 1])) {
-        end = SkipDigits(end + 1, IsDigit);
+      if (Has(end, ".") && end + 1 < text_.size() && IsDecimalDigit(text_[end + 1])) {
+        end = SkipDigits(end + 1, IsDecimalDigit);
         is_float = true;
       }
       std::size_t exponent = end;
       if (Has(end, "e") || Has(end, "E")) {
         exponent = end + 1;
         if (Has(exponent, "+") || Has(exponent, "-")) ++exponent;
-        if (exponent < text_.size() && IsDigit(text_[exponent])) {
-          end = SkipDigits(exponent, IsDigit);
+        if (exponent < text_.size() && IsDecimalDigit(text_[exponent])) {
+          end = SkipDigits(exponent, IsDecimalDigit);
           is_float = true;
         }
       }
@@ -276,7 +276,7 @@ class Lexer {
     const int wanted = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 10;
     if (wanted != 10) {
       const auto is_digit = [wanted](char c) {
-        const int digit = IsDigit(c) ? c - '0'
+        const int digit = IsDecimalDigit(c) ? c - '0'
                           : absl::ascii_isxdigit(static_cast<unsigned char>(c))
                               ? absl::ascii_tolower(static_cast<unsigned char>(c)) - 'a' + 10
                               : 99;

@@ -14,10 +14,6 @@
 namespace quire::text::jinja {
 namespace {
 
-Loop* AsLoop(const Value& value) {
-  return value.is_object() ? std::get_if<Loop>(&value.as_object()->data) : nullptr;
-}
-
 bool IsLoopMethod(absl::string_view name) {
   return name == "cycle" || name == "changed";
 }
@@ -29,16 +25,12 @@ absl::Status NotSupported(absl::string_view kind, absl::string_view name) {
   return absl::UnimplementedError(absl::StrCat("the ", kind, " '", name, "' is not supported"));
 }
 
-bool SameValues(const std::vector<Value>& left, const std::vector<Value>& right) {
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(), Equals);
-}
-
 }  // namespace
 
 Machine::Machine(const Variables& variables, const RenderLimits& limits, absl::Time now)
     : runtime_(limits, now) {
-  for (const auto& [name, builtin] : Builtins()) {
-    globals_.insert_or_assign(std::string(name), runtime_.MakeObject(Function{builtin}));
+  for (const auto& [name, function] : Builtins()) {
+    globals_.insert_or_assign(std::string(name), runtime_.MakeObject(function));
   }
   for (const auto& [name, value] : variables) globals_.insert_or_assign(name, value);
   OpenScope(nullptr);
@@ -124,7 +116,7 @@ absl::StatusOr<Value> Machine::EvalNode(const Expr& expr) {
       return expr.constant;
     case ExprKind::kName: {
       Value value = Lookup(expr.name);
-      if (Loop* loop = AsLoop(value)) loop->escaped = true;
+      if (Loop* loop = ObjectAs<Loop>(value)) loop->escaped = true;
       return value;
     }
     case ExprKind::kAttribute:
@@ -172,12 +164,10 @@ absl::StatusOr<Value> Machine::EvalAttribute(const Expr& expr) {
 }
 
 absl::StatusOr<Value> Machine::AttributeOf(const Value& owner, const std::string& name) {
-  if (Loop* loop = AsLoop(owner)) return LoopAttribute(owner, *loop, name);
-  if (owner.is_object()) {
-    if (auto* cycler = std::get_if<Cycler>(&owner.as_object()->data)) {
-      if (name == "current") return cycler->items[cycler->position];
-      if (IsCyclerMethod(name)) return runtime_.MakeObject(BoundMethod{owner, name});
-    }
+  if (Loop* loop = ObjectAs<Loop>(owner)) return LoopAttribute(owner, *loop, name);
+  if (const auto* cycler = ObjectAs<Cycler>(owner)) {
+    if (name == "current") return cycler->items[cycler->position];
+    if (IsCyclerMethod(name)) return runtime_.MakeObject(BoundMethod{owner, name});
   }
   return GetAttribute(owner, name, runtime_);
 }
@@ -291,8 +281,8 @@ absl::StatusOr<Value> Machine::EvalLogic(const Expr& expr) {
 
 absl::StatusOr<Value> Machine::EvalBinary(const Expr& expr) {
   QUIRE_ASSIGN_OR_RETURN(const Value left, Eval(*expr.children[0]));
-  if (expr.kind == ExprKind::kNegate) return Negate(left);
-  if (expr.kind == ExprKind::kPlus) return Plus(left);
+  if (expr.kind == ExprKind::kNegate) return ApplySign(Operator::kSubtract, left);
+  if (expr.kind == ExprKind::kPlus) return ApplySign(Operator::kAdd, left);
   QUIRE_ASSIGN_OR_RETURN(const Value right, Eval(*expr.children[1]));
   return Combine(expr.operators[0], left, right, runtime_);
 }
@@ -352,7 +342,7 @@ absl::StatusOr<Value> Machine::CallWith(const Expr& call, const Arguments& argum
   if (callee.kind == ExprKind::kAttribute) {
     // The common case, which needs no BoundMethod object.
     QUIRE_ASSIGN_OR_RETURN(const Value owner, EvalOwner(*callee.children[0]));
-    if (Loop* loop = AsLoop(owner); loop != nullptr && IsLoopMethod(callee.name)) {
+    if (Loop* loop = ObjectAs<Loop>(owner); loop != nullptr && IsLoopMethod(callee.name)) {
       return CallLoop(*loop, callee.name, arguments);
     }
     if (!owner.is_object() && HasMethod(owner, callee.name)) {
@@ -374,7 +364,7 @@ absl::StatusOr<Value> Machine::CallValue(const Value& callee, const Arguments& a
     auto& data = callee.as_object()->data;
     if (const auto* macro = std::get_if<Macro>(&data)) return CallMacro(*macro, arguments);
     if (const auto* function = std::get_if<Function>(&data)) {
-      return CallBuiltin(function->builtin, arguments, runtime_);
+      return function->run(arguments, runtime_);
     }
     if (const auto* method = std::get_if<BoundMethod>(&data)) {
       return CallMethodOf(method->self, method->name, arguments);
@@ -390,7 +380,7 @@ absl::StatusOr<Value> Machine::CallValue(const Value& callee, const Arguments& a
 
 absl::StatusOr<Value> Machine::CallMethodOf(const Value& self, const std::string& name,
                                             const Arguments& arguments) {
-  if (Loop* loop = AsLoop(self)) return CallLoop(*loop, name, arguments);
+  if (Loop* loop = ObjectAs<Loop>(self)) return CallLoop(*loop, name, arguments);
   if (!self.is_object()) return CallMethod(self, name, arguments, runtime_);
   QUIRE_RETURN_IF_ERROR(BindArguments(name, arguments, {}).status());
   auto& cycler = std::get<Cycler>(self.as_object()->data);
@@ -411,7 +401,7 @@ absl::StatusOr<Value> Machine::CallLoop(Loop& loop, const std::string& name,
   const std::vector<Value>& values = arguments.positional;
   if (name == "changed") {
     for (const Value& value : values) QUIRE_RETURN_IF_ERROR(runtime_.ChargeWalk(value));
-    const bool changed = !loop.changed || !SameValues(*loop.changed, values);
+    const bool changed = !loop.changed || !std::ranges::equal(*loop.changed, values, Equals);
     if (changed) loop.changed = values;
     return Value::Bool(changed);
   }

@@ -77,7 +77,6 @@ class Machine {
   absl::Status ExecSet(const Stmt& stmt);
   absl::Status ExecCallBlock(const Stmt& stmt);
   absl::Status ExecFilterBlock(const Stmt& stmt);
-  absl::Status DefineMacro(const Stmt& stmt);
   // Executes the body in its own scope and returns its output.
   absl::StatusOr<std::string> Capture(const Body& body);
   absl::Status Write(absl::string_view text);

@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "text/chat/jinja/characters.h"
 #include "text/chat/jinja/format.h"
 #include "text/chat/jinja/format_spec.h"
 #include "text/chat/jinja/operators.h"
@@ -70,32 +71,31 @@ Result MakeTextList(std::vector<std::string> parts) {
   return MakeList(std::move(items));
 }
 
+template <std::string (*change)(absl::string_view)>
 Result ChangeCase(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
-  if (call.name == "upper") return Value::String(ToUpper(call.text()));
-  if (call.name == "lower") return Value::String(ToLower(call.text()));
-  if (call.name == "title") return Value::String(TitleCase(call.text()));
-  if (call.name == "swapcase") return Value::String(SwapCase(call.text()));
-  if (call.name == "casefold") return Value::String(CaseFold(call.text()));
-  return Value::String(Capitalize(call.text()));
+  return Value::String(change(call.text()));
 }
 
-Result IsOfClass(const Call& call) {
+// Implements isalpha and so on, which an empty text fails, except for isascii and isprintable.
+template <bool (*is)(char32_t), bool empty_passes = false>
+Result TestCharacters(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
-  constexpr std::pair<absl::string_view, CharClass> kClasses[] = {
-      {"isspace", CharClass::kSpace}, {"isalpha", CharClass::kAlpha},
-      {"isdigit", CharClass::kDigit}, {"isdecimal", CharClass::kDecimal},
-      {"isalnum", CharClass::kAlnum}, {"isnumeric", CharClass::kNumeric},
-      {"islower", CharClass::kLower}, {"isupper", CharClass::kUpper},
-      {"isascii", CharClass::kAscii}, {"isprintable", CharClass::kPrintable}};
-  const auto found = std::find_if(std::begin(kClasses), std::end(kClasses),
-                                  [&](const auto& row) { return row.first == call.name; });
-  return Value::Bool(AllOfClass(call.text(), found->second));
+  const std::string& text = call.text();
+  return Value::Bool(text.empty() ? empty_passes : AllCharacters(text, is));
 }
 
-Result IsTitleOrIdentifier(const Call& call) {
+bool IsAlphanumeric(char32_t c) {
+  return IsLetter(c) || IsNumericValue(c);
+}
+bool IsAscii(char32_t c) {
+  return c < 0x80;
+}
+
+template <bool (*is)(absl::string_view)>
+Result TestText(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());
-  return Value::Bool(call.name == "istitle" ? IsTitleCase(call.text()) : IsIdentifier(call.text()));
+  return Value::Bool(is(call.text()));
 }
 
 Result Strip(const Call& call) {
@@ -208,13 +208,7 @@ Result Search(const Call& call) {
   const absl::string_view text = window.text;
   if (call.name == "count") {
     if (!window.is_valid) return Value::Int(0);
-    if (part.empty()) return Value::Int(CountUtf8Characters(text) + 1);
-    std::int64_t count = 0;
-    for (std::size_t at = FindFirst(text, part); at != absl::string_view::npos;
-         at = FindFirst(text, part, at + part.size())) {
-      ++count;
-    }
-    return Value::Int(count);
+    return Value::Int(part.empty() ? CountUtf8Characters(text) + 1 : CountParts(text, part) - 1);
   }
   const bool from_right = absl::StartsWith(call.name, "r");
   const std::size_t at = !window.is_valid ? absl::string_view::npos
@@ -481,11 +475,11 @@ constexpr MethodRow kTextMethods[] = {
     {"rstrip", Strip},
     {"startswith", StartsOrEnds},
     {"endswith", StartsOrEnds},
-    {"upper", ChangeCase},
-    {"lower", ChangeCase},
+    {"upper", ChangeCase<ToUpper>},
+    {"lower", ChangeCase<ToLower>},
     {"replace", Replace},
-    {"title", ChangeCase},
-    {"capitalize", ChangeCase},
+    {"title", ChangeCase<TitleCase>},
+    {"capitalize", ChangeCase<Capitalize>},
     {"rsplit", Split},
     {"splitlines", SplitLines},
     {"find", Search},
@@ -498,8 +492,8 @@ constexpr MethodRow kTextMethods[] = {
     {"removesuffix", RemoveAffix},
     {"partition", Partition},
     {"rpartition", Partition},
-    {"swapcase", ChangeCase},
-    {"casefold", ChangeCase},
+    {"swapcase", ChangeCase<SwapCase>},
+    {"casefold", ChangeCase<CaseFold>},
     {"format", Format},
     {"format_map", FormatMap},
     {"ljust", Justify},
@@ -509,18 +503,18 @@ constexpr MethodRow kTextMethods[] = {
     {"expandtabs", ExpandAllTabs},
     {"maketrans", MakeTrans},
     {"translate", Translate},
-    {"isspace", IsOfClass},
-    {"isalpha", IsOfClass},
-    {"isdigit", IsOfClass},
-    {"isalnum", IsOfClass},
-    {"islower", IsOfClass},
-    {"isupper", IsOfClass},
-    {"isdecimal", IsOfClass},
-    {"isnumeric", IsOfClass},
-    {"isascii", IsOfClass},
-    {"isprintable", IsOfClass},
-    {"istitle", IsTitleOrIdentifier},
-    {"isidentifier", IsTitleOrIdentifier},
+    {"isspace", TestCharacters<IsPythonSpace>},
+    {"isalpha", TestCharacters<IsLetter>},
+    {"isdigit", TestCharacters<IsDigit>},
+    {"isalnum", TestCharacters<IsAlphanumeric>},
+    {"islower", TestText<IsLowerCase>},
+    {"isupper", TestText<IsUpperCase>},
+    {"isdecimal", TestCharacters<IsDecimal>},
+    {"isnumeric", TestCharacters<IsNumericValue>},
+    {"isascii", TestCharacters<IsAscii, true>},
+    {"isprintable", TestCharacters<IsPrintable, true>},
+    {"istitle", TestText<IsTitleCase>},
+    {"isidentifier", TestText<IsIdentifier>},
 };
 constexpr MethodRow kMapMethods[] = {
     {"items", View}, {"keys", View}, {"values", View}, {"get", Get}, {"copy", Copy}};
@@ -528,19 +522,14 @@ constexpr MethodRow kListMethods[] = {
     {"index", SearchItems}, {"count", SearchItems}, {"copy", Copy}};
 constexpr MethodRow kTupleMethods[] = {{"index", SearchItems}, {"count", SearchItems}};
 
-template <std::size_t n>
-const MethodRow* FindRow(const MethodRow (&rows)[n], absl::string_view name) {
-  const auto found = std::find_if(std::begin(rows), std::end(rows),
-                                  [name](const MethodRow& row) { return row.name == name; });
-  return found == std::end(rows) ? nullptr : &*found;
-}
-
 const MethodRow* FindMethod(const Value& self, absl::string_view name) {
-  if (self.is_string()) return FindRow(kTextMethods, name);
-  if (self.is_map()) return FindRow(kMapMethods, name);
+  if (self.is_string()) return FindRow<MethodRow>(kTextMethods, name);
+  if (self.is_map()) return FindRow<MethodRow>(kMapMethods, name);
   if (!self.is_sequence()) return nullptr;
-  if (self.as_sequence()->kind == SequenceKind::kList) return FindRow(kListMethods, name);
-  return self.as_sequence()->kind == SequenceKind::kTuple ? FindRow(kTupleMethods, name) : nullptr;
+  if (self.as_sequence()->kind == SequenceKind::kList)
+    return FindRow<MethodRow>(kListMethods, name);
+  return self.as_sequence()->kind == SequenceKind::kTuple ? FindRow<MethodRow>(kTupleMethods, name)
+                                                          : nullptr;
 }
 
 }  // namespace

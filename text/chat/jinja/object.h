@@ -88,18 +88,9 @@ struct Joiner {
   bool was_called = false;
 };
 
-enum class Builtin : std::uint8_t {
-  kNamespace,
-  kRange,
-  kDict,
-  kJoiner,
-  kCycler,
-  kRaiseException,
-  kStrftimeNow
-};
-
+// A function that every template can call (functions.h).
 struct Function {
-  Builtin builtin;
+  absl::StatusOr<Value> (*run)(const Arguments& arguments, Runtime& runtime);
 };
 
 // A method and the value that it belongs to.
@@ -111,5 +102,11 @@ struct BoundMethod {
 struct Object {
   std::variant<Namespace, Macro, Loop, Cycler, Joiner, Function, BoundMethod> data;
 };
+
+// Returns the object of the value if it is a T, otherwise null.
+template <typename T>
+T* ObjectAs(const Value& value) {
+  return value.is_object() ? std::get_if<T>(&value.as_object()->data) : nullptr;
+}
 
 }  // namespace quire::text::jinja

@@ -147,11 +147,6 @@ absl::StatusOr<Value> Repeat(const Value& value, std::int64_t count, Runtime& ru
   return MakeSequence(sequence.kind, std::move(items));
 }
 
-bool IsListOrTuple(const Value& value) {
-  return value.is_sequence() && (value.as_sequence()->kind == SequenceKind::kList ||
-                                 value.as_sequence()->kind == SequenceKind::kTuple);
-}
-
 absl::StatusOr<Value> Join(const Value& left, const Value& right, Runtime& runtime) {
   if (left.is_string()) {
     const std::size_t size = left.as_string().size() + right.as_string().size();
@@ -180,7 +175,8 @@ absl::StatusOr<std::optional<Value>> ElementAt(const Value& value, std::int64_t 
     QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(value.as_string().size()));
     const auto resolved = ResolveIndex(index, CountUtf8Characters(value.as_string()));
     if (!resolved) return std::optional<Value>();
-    return std::optional<Value>(Value::String(CharAt(value.as_string(), *resolved)));
+    return std::optional<Value>(
+        Value::String(CharRange(value.as_string(), *resolved, *resolved + 1)));
   }
   if (!value.is_sequence()) return std::optional<Value>();
   const Sequence& sequence = *value.as_sequence();
@@ -198,8 +194,7 @@ Value NoAttribute(const Value& value, absl::string_view name) {
 
 // Returns a namespace's attribute, or null.
 const Value* NamespaceAttribute(const Value& value, absl::string_view name) {
-  if (!value.is_object()) return nullptr;
-  const auto* names = std::get_if<Namespace>(&value.as_object()->data);
+  const auto* names = ObjectAs<Namespace>(value);
   if (names == nullptr) return nullptr;
   for (const auto& [key, attribute] : names->attributes) {
     if (key == name) return &attribute;
@@ -210,8 +205,7 @@ const Value* NamespaceAttribute(const Value& value, absl::string_view name) {
 // Charges for looking up the name among attributes or keys.
 absl::Status ChargeSearch(const Value& value, absl::string_view name, Runtime& runtime) {
   QUIRE_RETURN_IF_ERROR(runtime.ChargeBytes(name.size()));
-  const auto* names =
-      value.is_object() ? std::get_if<Namespace>(&value.as_object()->data) : nullptr;
+  const auto* names = ObjectAs<Namespace>(value);
   return names == nullptr ? absl::OkStatus() : runtime.ChargeNames(names->attributes.size());
 }
 
@@ -309,22 +303,14 @@ absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right
   return BadOperands(op, left, right);
 }
 
-absl::StatusOr<Value> Negate(const Value& value) {
+absl::StatusOr<Value> ApplySign(Operator sign, const Value& value) {
   if (value.is_undefined()) return value.UndefinedError();
-  if (value.is_float()) return Value::Float(-value.as_float());
+  const bool negates = sign == Operator::kSubtract;
+  if (value.is_float()) return Value::Float(negates ? -value.as_float() : value.as_float());
   const std::optional<std::int64_t> number = value.ToInteger();
-  if (number) return CombineIntegers(Operator::kSubtract, 0, *number);
+  if (number) return negates ? CombineIntegers(sign, 0, *number) : Value::Int(*number);
   return absl::InvalidArgumentError(
-      absl::StrCat("bad operand type for unary -: '", TypeName(value), "'"));
-}
-
-absl::StatusOr<Value> Plus(const Value& value) {
-  if (value.is_undefined()) return value.UndefinedError();
-  if (value.is_float()) return value;
-  const std::optional<std::int64_t> number = value.ToInteger();
-  if (number) return Value::Int(*number);
-  return absl::InvalidArgumentError(
-      absl::StrCat("bad operand type for unary +: '", TypeName(value), "'"));
+      absl::StrCat("bad operand type for unary ", Symbol(sign), ": '", TypeName(value), "'"));
 }
 
 absl::StatusOr<bool> Contains(const Value& container, const Value& item, Runtime& runtime) {

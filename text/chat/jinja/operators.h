@@ -21,9 +21,8 @@ namespace quire::text::jinja {
 
 // Arithmetic. REQUIRES: `op` is one of kAdd to kPower.
 absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right, Runtime& runtime);
-// Implement -value and +value.
-absl::StatusOr<Value> Negate(const Value& value);
-absl::StatusOr<Value> Plus(const Value& value);
+// Implements -value and +value. REQUIRES: `sign` is kSubtract or kAdd.
+absl::StatusOr<Value> ApplySign(Operator sign, const Value& value);
 
 // REQUIRES: `op` is one of kEqual to kNotIn.
 absl::StatusOr<bool> Compare(Operator op, const Value& left, const Value& right, Runtime& runtime);

@@ -31,18 +31,16 @@ absl::Status Runtime::ChargeKey(const Value& key) {
 }
 
 absl::StatusOr<std::string> Runtime::Print(const Value& value) {
+  if (!value.is_string() && !value.is_undefined()) return PrintRepr(value);
   QUIRE_RETURN_IF_ERROR(ChargeWalk(value));
-  QUIRE_ASSIGN_OR_RETURN(std::string text,
-                         ToText(value, static_cast<std::size_t>(limits_.max_bytes)));
-  // ChargeWalk does not count objects, so their text is charged here.
-  if (!value.is_string()) QUIRE_RETURN_IF_ERROR(ChargeBytes(text.size()));
-  return text;
+  return value.is_string() ? value.as_string() : std::string();
 }
 
 absl::StatusOr<std::string> Runtime::PrintRepr(const Value& value) {
   QUIRE_RETURN_IF_ERROR(ChargeWalk(value));
   QUIRE_ASSIGN_OR_RETURN(std::string text,
                          ToRepr(value, static_cast<std::size_t>(limits_.max_bytes)));
+  // ChargeWalk does not count objects, so their text is charged here.
   QUIRE_RETURN_IF_ERROR(ChargeBytes(text.size()));
   return text;
 }

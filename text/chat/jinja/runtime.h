@@ -13,10 +13,12 @@
 // Threads:    one thread.
 // Lifetime:   one rendering; owns its objects.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,9 +67,8 @@ class Runtime {
   absl::Status ChargeNames(std::size_t names) {
     return Charge(static_cast<std::int64_t>(names) / kNamesPerStep);
   }
-  // Returns str(value) and charges for it. Also returns the errors of ToText.
+  // Return str(value) or repr(value) and charge for it. Also return the errors of ToRepr.
   absl::StatusOr<std::string> Print(const Value& value);
-  // Returns repr(value) and charges for it.
   absl::StatusOr<std::string> PrintRepr(const Value& value);
 
   // Creates an object that this Runtime owns.
@@ -86,6 +87,13 @@ class Runtime {
   std::int64_t steps_ = 0;
   std::vector<std::unique_ptr<Object>> objects_;
 };
+
+// Returns the row with this name, or null.
+template <typename Row>
+const Row* FindRow(std::span<const Row> rows, absl::string_view name) {
+  const auto found = std::ranges::find(rows, name, &Row::name);
+  return found == rows.end() ? nullptr : &*found;
+}
 
 // Assigns arguments to the parameters `names`. The result has one entry per parameter, nullopt
 // where the call passed no argument. Returns INVALID_ARGUMENT, with a message that contains

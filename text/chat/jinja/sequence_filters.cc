@@ -66,33 +66,25 @@ struct KeyedItem {
   Value item;
 };
 
-absl::StatusOr<std::vector<KeyedItem>> ComputeKeys(Runtime& runtime, std::vector<Value> items,
-                                                   const std::optional<Value>& attribute,
-                                                   bool case_sensitive) {
-  std::vector<KeyedItem> keyed;
-  keyed.reserve(items.size());
-  for (Value& item : items) {
-    QUIRE_ASSIGN_OR_RETURN(Value key, SortKey(runtime, item, attribute, case_sensitive));
-    keyed.push_back({std::move(key), std::move(item)});
-  }
-  return keyed;
-}
-
-// Sorts stably. Charges about log n steps for each of the n elements, times the weight of its key.
-absl::Status SortKeyed(Runtime& runtime, bool reverse, std::vector<KeyedItem>* keyed) {
+// Returns the items, sorted stably by their keys. Charges about log n steps for each of the n items,
+// times the weight of its key.
+Result SortByKey(Runtime& runtime, bool reverse, std::vector<KeyedItem> keyed) {
   std::int64_t rounds = 1;
-  for (std::size_t n = keyed->size(); n > 1; n /= 2) ++rounds;
-  for (const KeyedItem& entry : *keyed) {
+  for (std::size_t n = keyed.size(); n > 1; n /= 2) ++rounds;
+  for (const KeyedItem& entry : keyed) {
     QUIRE_RETURN_IF_ERROR(runtime.Charge(
         rounds * std::min<std::int64_t>(WeightOf(entry.key), runtime.limits().max_steps)));
   }
   absl::Status failure;
-  std::stable_sort(keyed->begin(), keyed->end(), [&](const KeyedItem& a, const KeyedItem& b) {
+  std::stable_sort(keyed.begin(), keyed.end(), [&](const KeyedItem& a, const KeyedItem& b) {
     const absl::StatusOr<bool> less = reverse ? Less(b.key, a.key, "<") : Less(a.key, b.key, "<");
     failure.Update(less.status());
     return less.ok() && *less;
   });
-  return failure;
+  QUIRE_RETURN_IF_ERROR(failure);
+  std::vector<Value> sorted;
+  for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
+  return MakeList(std::move(sorted));
 }
 
 bool IsTrueArgument(const std::optional<Value>& value) {
@@ -130,10 +122,7 @@ Result Sort(Runtime& runtime, const Value& value, const Arguments& arguments) {
     QUIRE_ASSIGN_OR_RETURN(Value key, SortKeys(runtime, item, bound[2], IsTrueArgument(bound[1])));
     keyed.push_back({std::move(key), std::move(item)});
   }
-  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsTrueArgument(bound[0]), &keyed));
-  std::vector<Value> sorted;
-  for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
-  return MakeList(std::move(sorted));
+  return SortByKey(runtime, IsTrueArgument(bound[0]), std::move(keyed));
 }
 
 Result DictSort(Runtime& runtime, const Value& value, const Arguments& arguments) {
@@ -151,10 +140,7 @@ Result DictSort(Runtime& runtime, const Value& value, const Arguments& arguments
                                                    IsTrueArgument(bound[0])));
     keyed.push_back({std::move(sort_key), std::move(pair)});
   }
-  QUIRE_RETURN_IF_ERROR(SortKeyed(runtime, IsTrueArgument(bound[2]), &keyed));
-  std::vector<Value> sorted;
-  for (KeyedItem& entry : keyed) sorted.push_back(std::move(entry.item));
-  return MakeList(std::move(sorted));
+  return SortByKey(runtime, IsTrueArgument(bound[2]), std::move(keyed));
 }
 
 Result Unique(Runtime& runtime, const Value& value, const Arguments& arguments) {
@@ -182,17 +168,19 @@ Result FindExtreme(Runtime& runtime, const Value& value, const Arguments& argume
   if (items.empty()) {
     return Value::UndefinedBecause("No aggregated item, sequence was empty.");
   }
-  QUIRE_ASSIGN_OR_RETURN(
-      std::vector<KeyedItem> keyed,
-      ComputeKeys(runtime, std::move(items), bound[1], IsTrueArgument(bound[0])));
+  std::vector<Value> keys;
+  for (const Value& item : items) {
+    QUIRE_ASSIGN_OR_RETURN(Value key, SortKey(runtime, item, bound[1], IsTrueArgument(bound[0])));
+    keys.push_back(std::move(key));
+  }
   std::size_t best = 0;
-  for (std::size_t i = 1; i < keyed.size(); ++i) {
-    QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(keyed[i].key));
-    QUIRE_ASSIGN_OR_RETURN(const bool better, wants_max ? Less(keyed[best].key, keyed[i].key, ">")
-                                                        : Less(keyed[i].key, keyed[best].key, "<"));
+  for (std::size_t i = 1; i < keys.size(); ++i) {
+    QUIRE_RETURN_IF_ERROR(runtime.ChargeWalk(keys[i]));
+    QUIRE_ASSIGN_OR_RETURN(const bool better, wants_max ? Less(keys[best], keys[i], ">")
+                                                        : Less(keys[i], keys[best], "<"));
     if (better) best = i;
   }
-  return std::move(keyed[best].item);
+  return std::move(items[best]);
 }
 
 Result Sum(Runtime& runtime, const Value& value, const Arguments& arguments) {
@@ -255,13 +243,9 @@ Result First(Runtime& runtime, const Value& value, const Arguments& arguments) {
   return Value::UndefinedBecause("No first item, sequence was empty.");
 }
 
-bool IsOneShot(const Value& value) {
-  return value.is_sequence() && value.as_sequence()->kind == SequenceKind::kIterator;
-}
-
 Result Last(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("last", arguments, {}).status());
-  if (IsOneShot(value)) {
+  if (value.is_sequence() && value.as_sequence()->kind == SequenceKind::kIterator) {
     return absl::InvalidArgumentError(
         "last is not defined for an iterator; apply the filter list first");
   }

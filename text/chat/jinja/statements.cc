@@ -80,7 +80,7 @@ absl::StatusOr<Machine::Flow> Machine::ExecStmt(const Stmt& stmt) {
       status = ExecSet(stmt);
       break;
     case StmtKind::kMacro:
-      status = DefineMacro(stmt);
+      Assign(stmt.text, MakeMacro(stmt));
       break;
     case StmtKind::kCallBlock:
       status = ExecCallBlock(stmt);
@@ -240,7 +240,7 @@ absl::Status Machine::AssignTo(const Target& target, Value value) {
     return absl::OkStatus();
   }
   const Value owner = Lookup(target.name);
-  auto* names = owner.is_object() ? std::get_if<Namespace>(&owner.as_object()->data) : nullptr;
+  auto* names = ObjectAs<Namespace>(owner);
   if (names == nullptr) {
     return absl::InvalidArgumentError("cannot assign attribute on non-namespace object");
   }
@@ -265,11 +265,6 @@ absl::Status Machine::ExecSet(const Stmt& stmt) {
     QUIRE_ASSIGN_OR_RETURN(value, EvalFilters(*stmt.expr, std::move(value)));
   }
   return AssignTo(stmt.target, std::move(value));
-}
-
-absl::Status Machine::DefineMacro(const Stmt& stmt) {
-  Assign(stmt.text, MakeMacro(stmt));
-  return absl::OkStatus();
 }
 
 absl::Status Machine::ExecFilterBlock(const Stmt& stmt) {

@@ -330,41 +330,20 @@ std::string CaseFold(absl::string_view text) {
   return out;
 }
 
-bool AllOfClass(absl::string_view text, CharClass wanted) {
-  if (text.empty()) return wanted == CharClass::kAscii || wanted == CharClass::kPrintable;
+bool AllCharacters(absl::string_view text, bool (*is)(char32_t)) {
   bool all = true;
-  bool any_cased = false;
-  const auto has_class = [wanted](char32_t c) {
-    switch (wanted) {
-      case CharClass::kSpace:
-        return IsPythonSpace(c);
-      case CharClass::kAlpha:
-        return IsLetter(c);
-      case CharClass::kDecimal:
-        return IsDecimal(c);
-      case CharClass::kDigit:
-        return IsDigit(c);
-      case CharClass::kNumeric:
-        return IsNumericValue(c);
-      case CharClass::kAlnum:
-        return IsLetter(c) || IsNumericValue(c);
-      case CharClass::kAscii:
-        return c < 0x80;
-      case CharClass::kPrintable:
-        return IsPrintable(c);
-      case CharClass::kLower:
-        return !IsUpper(c) && !IsTitle(c);
-      case CharClass::kUpper:
-        return !IsLower(c) && !IsTitle(c);
-    }
-    return false;
-  };
-  ForEachChar(text, [&](char32_t c) {
-    any_cased = any_cased || IsCased(c);
-    all = all && has_class(c);
-  });
-  const bool needs_cased = wanted == CharClass::kLower || wanted == CharClass::kUpper;
-  return all && (any_cased || !needs_cased);
+  ForEachChar(text, [&](char32_t c) { all = all && is(c); });
+  return all;
+}
+
+bool IsLowerCase(absl::string_view text) {
+  return AllCharacters(text, [](char32_t c) { return !IsUpper(c) && !IsTitle(c); }) &&
+         !AllCharacters(text, [](char32_t c) { return !IsLower(c); });
+}
+
+bool IsUpperCase(absl::string_view text) {
+  return AllCharacters(text, [](char32_t c) { return !IsLower(c) && !IsTitle(c); }) &&
+         !AllCharacters(text, [](char32_t c) { return !IsUpper(c); });
 }
 
 bool IsTitleCase(absl::string_view text) {
@@ -405,10 +384,6 @@ std::string ExpandTabs(absl::string_view text, std::int64_t tab_size) {
     column = c == '\n' || c == '\r' ? 0 : column + 1;
   });
   return out;
-}
-
-absl::string_view CharAt(absl::string_view text, std::int64_t index) {
-  return CharRange(text, index, index + 1);
 }
 
 absl::string_view CharRange(absl::string_view text, std::int64_t begin, std::int64_t end) {

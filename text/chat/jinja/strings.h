@@ -59,30 +59,19 @@ std::string TitleCase(absl::string_view text);
 std::string SwapCase(absl::string_view text);
 std::string CaseFold(absl::string_view text);
 
-// The classes of str.islower and so on. Empty strings have only the classes kAscii and kPrintable.
-enum class CharClass : std::uint8_t {
-  kSpace,
-  kAlpha,
-  kDecimal,
-  kDigit,
-  kNumeric,
-  kAlnum,
-  kAscii,
-  kPrintable,
-  kLower,
-  kUpper
-};
-bool AllOfClass(absl::string_view text, CharClass wanted);
-// Implement str.istitle and str.isidentifier.
+// Returns whether `is` returns true for all characters; true for an empty text.
+bool AllCharacters(absl::string_view text, bool (*is)(char32_t));
+// Implement str.islower, isupper, istitle and isidentifier.
+bool IsLowerCase(absl::string_view text);
+bool IsUpperCase(absl::string_view text);
 bool IsTitleCase(absl::string_view text);
 bool IsIdentifier(absl::string_view text);
 
 // Implements str.expandtabs. Each tab adds at most max(tab_size, 0) characters.
 std::string ExpandTabs(absl::string_view text, std::int64_t tab_size);
 
-// Return the character at `index`, counted from 0, and the characters from `begin` to `end`.
-// REQUIRES: all indices are within the text.
-absl::string_view CharAt(absl::string_view text, std::int64_t index);
+// Returns the characters from `begin` to `end`. REQUIRES: 0 <= begin <= end, and `end` is at most
+// the number of characters.
 absl::string_view CharRange(absl::string_view text, std::int64_t begin, std::int64_t end);
 std::vector<absl::string_view> Characters(absl::string_view text);
 

@@ -1,6 +1,6 @@
 #include "text/chat/jinja/tests.h"
 
-#include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,10 +22,10 @@ absl::StatusOr<Value> OneArgument(const Arguments& arguments) {
 }
 
 // A test without arguments whose result depends only on the value.
-template <bool (*is)(const Value&)>
+template <auto is>
 Answer TestValue(Runtime&, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
-  return is(value);
+  return std::invoke(is, value);
 }
 
 template <Operator op>
@@ -41,24 +41,22 @@ bool IsIterable(const Value& value) {
 
 bool IsIndexable(const Value& value) {
   if (value.is_sequence()) {
-    const SequenceKind kind = value.as_sequence()->kind;
-    return kind == SequenceKind::kList || kind == SequenceKind::kTuple ||
-           kind == SequenceKind::kRange;
+    return IsListOrTuple(value) || value.as_sequence()->kind == SequenceKind::kRange;
   }
   return value.is_undefined() || value.is_string() || value.is_map();
 }
 
 bool IsCallable(const Value& value) {
   if (value.is_undefined()) return true;  // calling it reports what is undefined
-  return value.is_object() && !std::holds_alternative<Namespace>(value.as_object()->data) &&
-         !std::holds_alternative<Cycler>(value.as_object()->data);
+  return value.is_object() && ObjectAs<Namespace>(value) == nullptr &&
+         ObjectAs<Cycler>(value) == nullptr;
 }
 
-template <CharClass wanted>
-Answer TextOfClass(Runtime& runtime, const Value& value, const Arguments& arguments) {
+template <bool (*is)(absl::string_view)>
+Answer TestText(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("the test", arguments, {}).status());
   QUIRE_ASSIGN_OR_RETURN(const std::string text, runtime.Print(value));
-  return AllOfClass(text, wanted);
+  return is(text);
 }
 
 // Tests identity: containers and objects must be the same one, not just equal. Other values must
@@ -98,30 +96,6 @@ bool IsTestName(const Value& value) {
 bool IsDefined(const Value& value) {
   return !value.is_undefined();
 }
-bool IsUndefined(const Value& value) {
-  return value.is_undefined();
-}
-bool IsNoneValue(const Value& value) {
-  return value.is_none();
-}
-bool IsText(const Value& value) {
-  return value.is_string();
-}
-bool IsMapping(const Value& value) {
-  return value.is_map();
-}
-bool IsNumber(const Value& value) {
-  return value.is_number();
-}
-bool IsInteger(const Value& value) {
-  return value.is_int();
-}
-bool IsFloat(const Value& value) {
-  return value.is_float();
-}
-bool IsBoolean(const Value& value) {
-  return value.is_bool();
-}
 bool IsTrueValue(const Value& value) {
   return value.is_bool() && value.as_bool();
 }
@@ -131,23 +105,23 @@ bool IsFalseValue(const Value& value) {
 
 constexpr TestRow kTests[] = {
     {"defined", TestValue<IsDefined>},
-    {"undefined", TestValue<IsUndefined>},
-    {"none", TestValue<IsNoneValue>},
-    {"string", TestValue<IsText>},
-    {"mapping", TestValue<IsMapping>},
+    {"undefined", TestValue<&Value::is_undefined>},
+    {"none", TestValue<&Value::is_none>},
+    {"string", TestValue<&Value::is_string>},
+    {"mapping", TestValue<&Value::is_map>},
     {"iterable", TestValue<IsIterable>},
     {"sequence", TestValue<IsIndexable>},
-    {"number", TestValue<IsNumber>},
-    {"integer", TestValue<IsInteger>},
-    {"float", TestValue<IsFloat>},
-    {"boolean", TestValue<IsBoolean>},
+    {"number", TestValue<&Value::is_number>},
+    {"integer", TestValue<&Value::is_int>},
+    {"float", TestValue<&Value::is_float>},
+    {"boolean", TestValue<&Value::is_bool>},
     {"true", TestValue<IsTrueValue>},
     {"false", TestValue<IsFalseValue>},
     {"callable", TestValue<IsCallable>},
     {"filter", TestValue<IsFilterName>},
     {"test", TestValue<IsTestName>},
-    {"lower", TextOfClass<CharClass::kLower>},
-    {"upper", TextOfClass<CharClass::kUpper>},
+    {"lower", TestText<IsLowerCase>},
+    {"upper", TestText<IsUpperCase>},
     {"sameas", SameAs},
     {"odd", HasParity<1>},
     {"even", HasParity<0>},
@@ -173,9 +147,7 @@ constexpr TestRow kTests[] = {
 }  // namespace
 
 const TestRow* FindTest(absl::string_view name) {
-  const auto found = std::find_if(std::begin(kTests), std::end(kTests),
-                                  [name](const TestRow& row) { return row.name == name; });
-  return found == std::end(kTests) ? nullptr : &*found;
+  return FindRow<TestRow>(kTests, name);
 }
 
 }  // namespace quire::text::jinja

@@ -45,7 +45,7 @@ bool EqualSequences(const Sequence& left, const Sequence& right) {
   if (&left == &right) return true;
   if (left.kind == SequenceKind::kIterator || left.kind == SequenceKind::kValues) return false;
   return std::equal(left.items.begin(), left.items.end(), right.items.begin(), right.items.end(),
-                    [](const Value& a, const Value& b) { return Equals(a, b); });
+                    Equals);
 }
 
 bool EqualMaps(const Map& left, const Map& right) {
@@ -68,45 +68,26 @@ struct ReprOutput {
 
 absl::Status AppendRepr(const Value& value, int depth, ReprOutput& out);
 
-absl::Status AppendItems(const std::vector<Value>& items, int depth, ReprOutput& out) {
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i > 0) out.text += ", ";
-    QUIRE_RETURN_IF_ERROR(AppendRepr(items[i], depth + 1, out));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status AppendSequence(const Sequence& sequence, int depth, ReprOutput& out) {
-  switch (sequence.kind) {
-    case SequenceKind::kList:
-      out.text += "[";
-      break;
-    case SequenceKind::kTuple:
-      out.text += "(";
-      break;
-    case SequenceKind::kKeys:
-      out.text += "dict_keys([";
-      break;
-    case SequenceKind::kValues:
-      out.text += "dict_values([";
-      break;
-    case SequenceKind::kItems:
-      out.text += "dict_items([";
-      break;
-    case SequenceKind::kRange:
-      out.text += sequence.range_text;
-      return absl::OkStatus();
-    case SequenceKind::kIterator:
-      return absl::InvalidArgumentError("an iterator cannot be printed; use the filter list");
+  if (sequence.kind == SequenceKind::kRange) {
+    out.text += sequence.range_text;
+    return absl::OkStatus();
   }
-  QUIRE_RETURN_IF_ERROR(AppendItems(sequence.items, depth, out));
-  if (sequence.kind == SequenceKind::kList) {
-    out.text += "]";
-  } else if (sequence.kind == SequenceKind::kTuple) {
-    out.text += sequence.items.size() == 1 ? ",)" : ")";
-  } else {
-    out.text += "])";
+  if (sequence.kind == SequenceKind::kIterator) {
+    return absl::InvalidArgumentError("an iterator cannot be printed; use the filter list");
   }
+  // Indexed by SequenceKind.
+  constexpr absl::string_view kOpening[] = {
+      "[", "(", "", "", "dict_keys([", "dict_values([", "dict_items(["};
+  constexpr absl::string_view kClosing[] = {"]", ")", "", "", "])", "])", "])"};
+  const auto index = static_cast<std::size_t>(sequence.kind);
+  absl::StrAppend(&out.text, kOpening[index]);
+  for (std::size_t i = 0; i < sequence.items.size(); ++i) {
+    if (i > 0) out.text += ", ";
+    QUIRE_RETURN_IF_ERROR(AppendRepr(sequence.items[i], depth + 1, out));
+  }
+  const bool is_single_tuple = sequence.kind == SequenceKind::kTuple && sequence.items.size() == 1;
+  absl::StrAppend(&out.text, is_single_tuple ? "," : "", kClosing[index]);
   return absl::OkStatus();
 }
 
@@ -188,11 +169,6 @@ absl::StatusOr<bool> LessSequences(const Sequence& left, const Sequence& right,
     }
   }
   return left.items.size() < right.items.size();
-}
-
-bool IsOrdered(const Value& value) {
-  return value.is_sequence() && (value.as_sequence()->kind == SequenceKind::kList ||
-                                 value.as_sequence()->kind == SequenceKind::kTuple);
 }
 
 }  // namespace
@@ -360,19 +336,13 @@ absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_vi
   }
   // Bytewise order of UTF-8 equals the order of code points.
   if (left.is_string() && right.is_string()) return left.as_string() < right.as_string();
-  if (IsOrdered(left) && IsOrdered(right) &&
+  if (IsListOrTuple(left) && IsListOrTuple(right) &&
       left.as_sequence()->kind == right.as_sequence()->kind) {
     return LessSequences(*left.as_sequence(), *right.as_sequence(), symbol);
   }
   return absl::InvalidArgumentError(absl::StrCat("'", symbol,
                                                  "' not supported between instances of '",
                                                  TypeName(left), "' and '", TypeName(right), "'"));
-}
-
-absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes) {
-  if (value.is_string()) return value.as_string();
-  if (value.is_undefined()) return std::string();
-  return ToRepr(value, max_bytes);
 }
 
 absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes) {
@@ -406,43 +376,18 @@ std::string FloatText(double value) {
 }
 
 absl::string_view TypeName(const Value& value) {
-  switch (value.kind()) {
-    case Kind::kUndefined:
-      return "Undefined";
-    case Kind::kNone:
-      return "NoneType";
-    case Kind::kBool:
-      return "bool";
-    case Kind::kInt:
-      return "int";
-    case Kind::kFloat:
-      return "float";
-    case Kind::kString:
-      return "str";
-    case Kind::kMap:
-      return "dict";
-    case Kind::kObject:
-      return "object";
-    case Kind::kSequence:
-      break;
-  }
-  switch (value.as_sequence()->kind) {
-    case SequenceKind::kList:
-      return "list";
-    case SequenceKind::kTuple:
-      return "tuple";
-    case SequenceKind::kRange:
-      return "range";
-    case SequenceKind::kIterator:
-      return "generator";
-    case SequenceKind::kKeys:
-      return "dict_keys";
-    case SequenceKind::kValues:
-      return "dict_values";
-    case SequenceKind::kItems:
-      return "dict_items";
-  }
-  return "object";
+  // Indexed by Kind and SequenceKind.
+  constexpr absl::string_view kTypes[] = {"Undefined", "NoneType", "bool", "int",   "float",
+                                          "str",       "",         "dict", "object"};
+  constexpr absl::string_view kSequenceTypes[] = {
+      "list", "tuple", "range", "generator", "dict_keys", "dict_values", "dict_items"};
+  if (!value.is_sequence()) return kTypes[static_cast<std::size_t>(value.kind())];
+  return kSequenceTypes[static_cast<std::size_t>(value.as_sequence()->kind)];
+}
+
+bool IsListOrTuple(const Value& value) {
+  return value.is_sequence() && (value.as_sequence()->kind == SequenceKind::kList ||
+                                 value.as_sequence()->kind == SequenceKind::kTuple);
 }
 
 absl::StatusOr<std::int64_t> Length(const Value& value) {

@@ -190,16 +190,16 @@ bool Equals(const Value& left, const Value& right);
 // defines no order.
 absl::StatusOr<bool> Less(const Value& left, const Value& right, absl::string_view symbol);
 
-// Implements str(value). Returns RESOURCE_EXHAUSTED if the text exceeds `max_bytes`, and
+// Implements repr(value). Returns RESOURCE_EXHAUSTED if the text exceeds `max_bytes`, and
 // INVALID_ARGUMENT for values that cannot be printed.
-absl::StatusOr<std::string> ToText(const Value& value, std::size_t max_bytes);
-// Implements repr(value). Returns the errors of ToText.
 absl::StatusOr<std::string> ToRepr(const Value& value, std::size_t max_bytes);
 // Returns repr of a float: the shortest digits that convert back to the same value.
 std::string FloatText(double value);
 
 // Returns "dict", "str", "NoneType" and so on, for messages.
 absl::string_view TypeName(const Value& value);
+
+bool IsListOrTuple(const Value& value);
 
 // Implements len(value). Returns INVALID_ARGUMENT for values without a length.
 absl::StatusOr<std::int64_t> Length(const Value& value);
