@@ -71,7 +71,8 @@ struct SpecialCase {
   absl::string_view upper;
   absl::string_view title;
 };
-// Unconditional mappings to several characters, from SpecialCasing.txt.
+// Unconditional mappings to several characters, from SpecialCasing.txt. AppendUpper handles U+1F80
+// to U+1FAF.
 constexpr SpecialCase kSpecialCases[] = {{0xDF, "SS", "Ss"},
                                          {0x149, "\u02BCN", "\u02BCN"},
                                          {0x1F0, "J\u030C", "J\u030C"},
@@ -87,54 +88,6 @@ constexpr SpecialCase kSpecialCases[] = {{0xDF, "SS", "Ss"},
                                          {0x1F52, "\u03A5\u0313\u0300", "\u03A5\u0313\u0300"},
                                          {0x1F54, "\u03A5\u0313\u0301", "\u03A5\u0313\u0301"},
                                          {0x1F56, "\u03A5\u0313\u0342", "\u03A5\u0313\u0342"},
-                                         {0x1F80, "\u1F08\u0399", "\u1F88"},
-                                         {0x1F81, "\u1F09\u0399", "\u1F89"},
-                                         {0x1F82, "\u1F0A\u0399", "\u1F8A"},
-                                         {0x1F83, "\u1F0B\u0399", "\u1F8B"},
-                                         {0x1F84, "\u1F0C\u0399", "\u1F8C"},
-                                         {0x1F85, "\u1F0D\u0399", "\u1F8D"},
-                                         {0x1F86, "\u1F0E\u0399", "\u1F8E"},
-                                         {0x1F87, "\u1F0F\u0399", "\u1F8F"},
-                                         {0x1F88, "\u1F08\u0399", "\u1F88"},
-                                         {0x1F89, "\u1F09\u0399", "\u1F89"},
-                                         {0x1F8A, "\u1F0A\u0399", "\u1F8A"},
-                                         {0x1F8B, "\u1F0B\u0399", "\u1F8B"},
-                                         {0x1F8C, "\u1F0C\u0399", "\u1F8C"},
-                                         {0x1F8D, "\u1F0D\u0399", "\u1F8D"},
-                                         {0x1F8E, "\u1F0E\u0399", "\u1F8E"},
-                                         {0x1F8F, "\u1F0F\u0399", "\u1F8F"},
-                                         {0x1F90, "\u1F28\u0399", "\u1F98"},
-                                         {0x1F91, "\u1F29\u0399", "\u1F99"},
-                                         {0x1F92, "\u1F2A\u0399", "\u1F9A"},
-                                         {0x1F93, "\u1F2B\u0399", "\u1F9B"},
-                                         {0x1F94, "\u1F2C\u0399", "\u1F9C"},
-                                         {0x1F95, "\u1F2D\u0399", "\u1F9D"},
-                                         {0x1F96, "\u1F2E\u0399", "\u1F9E"},
-                                         {0x1F97, "\u1F2F\u0399", "\u1F9F"},
-                                         {0x1F98, "\u1F28\u0399", "\u1F98"},
-                                         {0x1F99, "\u1F29\u0399", "\u1F99"},
-                                         {0x1F9A, "\u1F2A\u0399", "\u1F9A"},
-                                         {0x1F9B, "\u1F2B\u0399", "\u1F9B"},
-                                         {0x1F9C, "\u1F2C\u0399", "\u1F9C"},
-                                         {0x1F9D, "\u1F2D\u0399", "\u1F9D"},
-                                         {0x1F9E, "\u1F2E\u0399", "\u1F9E"},
-                                         {0x1F9F, "\u1F2F\u0399", "\u1F9F"},
-                                         {0x1FA0, "\u1F68\u0399", "\u1FA8"},
-                                         {0x1FA1, "\u1F69\u0399", "\u1FA9"},
-                                         {0x1FA2, "\u1F6A\u0399", "\u1FAA"},
-                                         {0x1FA3, "\u1F6B\u0399", "\u1FAB"},
-                                         {0x1FA4, "\u1F6C\u0399", "\u1FAC"},
-                                         {0x1FA5, "\u1F6D\u0399", "\u1FAD"},
-                                         {0x1FA6, "\u1F6E\u0399", "\u1FAE"},
-                                         {0x1FA7, "\u1F6F\u0399", "\u1FAF"},
-                                         {0x1FA8, "\u1F68\u0399", "\u1FA8"},
-                                         {0x1FA9, "\u1F69\u0399", "\u1FA9"},
-                                         {0x1FAA, "\u1F6A\u0399", "\u1FAA"},
-                                         {0x1FAB, "\u1F6B\u0399", "\u1FAB"},
-                                         {0x1FAC, "\u1F6C\u0399", "\u1FAC"},
-                                         {0x1FAD, "\u1F6D\u0399", "\u1FAD"},
-                                         {0x1FAE, "\u1F6E\u0399", "\u1FAE"},
-                                         {0x1FAF, "\u1F6F\u0399", "\u1FAF"},
                                          {0x1FB2, "\u1FBA\u0399", "\u1FBA\u0345"},
                                          {0x1FB3, "\u0391\u0399", "\u1FBC"},
                                          {0x1FB4, "\u0386\u0399", "\u0386\u0345"},
@@ -307,6 +260,15 @@ bool IsPrintable(char32_t c) {
 }
 
 void AppendUpper(char32_t c, std::string& out) {
+  if (c >= 0x1F80 && c <= 0x1FAF) {
+    // Alpha, eta and omega with a breathing and iota subscript, 16 characters each: the capital
+    // with that breathing, and a capital iota.
+    constexpr char32_t kCapitals[] = {0x1F08, 0x1F28, 0x1F68};
+    constexpr char32_t kCapitalIota = 0x399;
+    AppendUtf8(kCapitals[(c - 0x1F80) / 16] + c % 8, out);
+    AppendUtf8(kCapitalIota, out);
+    return;
+  }
   if (const SpecialCase* special = FindSpecialCase(c)) {
     out.append(special->upper.data(), special->upper.size());
   } else {
