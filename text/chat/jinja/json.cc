@@ -148,11 +148,10 @@ class Writer {
       case Kind::kMap:
         return WriteMap(*value.as_map(), level);
       case Kind::kSequence: {
-        const SequenceKind kind = value.as_sequence()->kind;
-        if (kind == SequenceKind::kList || kind == SequenceKind::kTuple) {
-          return WriteList(value.as_sequence()->items, level);
-        }
-        return NotJson(value);
+        if (!IsListOrTuple(value)) return NotJson(value);
+        const std::vector<Value>& items = value.as_sequence()->items;
+        return WriteItems("[]", items.size(), level,
+                          [&](std::size_t i) { return Write(items[i], level + 1); });
       }
       default:
         return NotJson(value);
@@ -190,41 +189,27 @@ class Writer {
   }
 
   void WriteChar(char32_t c, absl::string_view utf8) {
-    switch (c) {
-      case '"':
-        out += "\\\"";
-        return;
-      case '\\':
-        out += "\\\\";
-        return;
-      case '\n':
-        out += "\\n";
-        return;
-      case '\r':
-        out += "\\r";
-        return;
-      case '\t':
-        out += "\\t";
-        return;
-      case '\f':
-        out += "\\f";
-        return;
-      case '\b':
-        out += "\\b";
-        return;
-      default:
-        break;
+    constexpr absl::string_view kEscaped = "\"\\\n\r\t\f\b";
+    constexpr absl::string_view kLetters = "\"\\nrtfb";
+    const auto code = static_cast<std::uint32_t>(c);
+    if (code < 0x20 || c == '"' || c == '\\') {
+      const std::size_t known = kEscaped.find(static_cast<char>(c));
+      if (known == absl::string_view::npos) {
+        absl::StrAppendFormat(&out, "\\u%04x", code);
+      } else {
+        absl::StrAppend(&out, "\\", kLetters.substr(known, 1));
+      }
+      return;
     }
     // The noncharacters that chat_marker.h inserts stay unescaped, so that they are found again.
     const bool is_mark = c >= 0xFDD0 && c <= 0xFDEF;
-    const auto code = static_cast<std::uint32_t>(c);
-    if (code < 0x20 || (style_.ascii_only && code > 0x7E && code <= 0xFFFF && !is_mark)) {
+    if (!style_.ascii_only || code <= 0x7E || is_mark) {
+      out.append(utf8.data(), utf8.size());
+    } else if (code <= 0xFFFF) {
       absl::StrAppendFormat(&out, "\\u%04x", code);
-    } else if (style_.ascii_only && code > 0xFFFF) {
+    } else {
       absl::StrAppendFormat(&out, "\\u%04x\\u%04x", 0xD800 + ((code - 0x10000) >> 10),
                             0xDC00 + ((code - 0x10000) & 0x3FF));
-    } else {
-      out.append(utf8.data(), utf8.size());
     }
   }
 
@@ -240,20 +225,19 @@ class Writer {
         absl::StrCat("the template renders more than ", limit_, " bytes (chat.max_render_bytes)"));
   }
 
-  absl::Status WriteList(const std::vector<Value>& items, std::size_t level) {
-    if (items.empty()) {
-      out += "[]";
-      return absl::OkStatus();
-    }
-    out += '[';
-    for (std::size_t i = 0; i < items.size(); ++i) {
+  // Calls `write_item(i)` for each item, with separators between the items and brackets around them.
+  template <typename WriteItem>
+  absl::Status WriteItems(absl::string_view brackets, std::size_t count, std::size_t level,
+                          WriteItem write_item) {
+    out += brackets[0];
+    for (std::size_t i = 0; i < count; ++i) {
       if (i > 0) out += style_.item_separator;
       BreakLine(level + 1);
-      QUIRE_RETURN_IF_ERROR(Write(items[i], level + 1));
+      QUIRE_RETURN_IF_ERROR(write_item(i));
       QUIRE_RETURN_IF_ERROR(CheckSize());
     }
-    BreakLine(level);
-    out += ']';
+    if (count > 0) BreakLine(level);
+    out += brackets[1];
     return absl::OkStatus();
   }
 
@@ -272,46 +256,27 @@ class Writer {
   }
 
   absl::Status WriteKey(const Value& key) {
-    switch (key.kind()) {
-      case Kind::kString:
-        WriteText(key.as_string());
-        break;
-      case Kind::kNone:
-        out += "\"null\"";
-        break;
-      case Kind::kBool:
-        out += key.as_bool() ? "\"true\"" : "\"false\"";
-        break;
-      case Kind::kInt:
-        absl::StrAppend(&out, "\"", key.as_int(), "\"");
-        break;
-      case Kind::kFloat:
-        absl::StrAppend(&out, "\"", FloatText(key.as_float()), "\"");
-        break;
-      default:
-        return NotJson(key);
+    if (key.is_string()) {
+      WriteText(key.as_string());
+    } else if (key.is_float()) {
+      absl::StrAppend(&out, "\"", FloatText(key.as_float()), "\"");
+    } else if (key.is_none() || key.is_bool() || key.is_int()) {
+      out += '"';
+      QUIRE_RETURN_IF_ERROR(Write(key, 0));
+      out += '"';
+    } else {
+      return NotJson(key);
     }
     return absl::OkStatus();
   }
 
   absl::Status WriteMap(const Map& map, std::size_t level) {
-    if (map.entries.empty()) {
-      out += "{}";
-      return absl::OkStatus();
-    }
     QUIRE_ASSIGN_OR_RETURN(const auto entries, Entries(map));
-    out += '{';
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      if (i > 0) out += style_.item_separator;
-      BreakLine(level + 1);
+    return WriteItems("{}", entries.size(), level, [&](std::size_t i) -> absl::Status {
       QUIRE_RETURN_IF_ERROR(WriteKey(entries[i]->first));
       out += style_.key_separator;
-      QUIRE_RETURN_IF_ERROR(Write(entries[i]->second, level + 1));
-      QUIRE_RETURN_IF_ERROR(CheckSize());
-    }
-    BreakLine(level);
-    out += '}';
-    return absl::OkStatus();
+      return Write(entries[i]->second, level + 1);
+    });
   }
 
   const JsonStyle& style_;
