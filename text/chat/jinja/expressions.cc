@@ -124,12 +124,13 @@ void ExpressionParser::MarkConditional(std::size_t begin) {
   for (std::size_t i = begin; i < unsupported_.size(); ++i) unsupported_[i].is_conditional = true;
 }
 
-ExpressionParser::Result ExpressionParser::ParseOr() {
+ExpressionParser::Result ExpressionParser::ParseLogic(Result (ExpressionParser::*operand)(),
+                                                      absl::string_view name, ExprKind kind) {
   const Position position = current().position;
-  QUIRE_ASSIGN_OR_RETURN(ExprPtr left, ParseAnd());
-  while (SkipName("or")) {
-    QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseAnd());
-    ExprPtr node = Make(ExprKind::kOr, position);
+  QUIRE_ASSIGN_OR_RETURN(ExprPtr left, (this->*operand)());
+  while (SkipName(name)) {
+    QUIRE_ASSIGN_OR_RETURN(ExprPtr right, (this->*operand)());
+    ExprPtr node = Make(kind, position);
     QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
     QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
     left = std::move(node);
@@ -137,17 +138,12 @@ ExpressionParser::Result ExpressionParser::ParseOr() {
   return left;
 }
 
+ExpressionParser::Result ExpressionParser::ParseOr() {
+  return ParseLogic(&ExpressionParser::ParseAnd, "or", ExprKind::kOr);
+}
+
 ExpressionParser::Result ExpressionParser::ParseAnd() {
-  const Position position = current().position;
-  QUIRE_ASSIGN_OR_RETURN(ExprPtr left, ParseNot());
-  while (SkipName("and")) {
-    QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseNot());
-    ExprPtr node = Make(ExprKind::kAnd, position);
-    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
-    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
-    left = std::move(node);
-  }
-  return left;
+  return ParseLogic(&ExpressionParser::ParseNot, "and", ExprKind::kAnd);
 }
 
 ExpressionParser::Result ExpressionParser::ParseNot() {
@@ -250,17 +246,11 @@ ExpressionParser::Result ExpressionParser::ParseProduct() {
 }
 
 ExpressionParser::Result ExpressionParser::ParsePower() {
-  const Position position = current().position;
-  QUIRE_ASSIGN_OR_RETURN(ExprPtr left, ParseUnary(/*with_filters=*/true));
-  while (SkipOperator("**")) {
-    QUIRE_ASSIGN_OR_RETURN(ExprPtr right, ParseUnary(/*with_filters=*/true));
-    ExprPtr node = Make(ExprKind::kBinary, position);
-    node->operators.push_back(Operator::kPower);
-    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(left)));
-    QUIRE_RETURN_IF_ERROR(AddChild(node.get(), std::move(right)));
-    left = std::move(node);
-  }
-  return left;
+  return ParseBinary(&ExpressionParser::ParseOperand, {{"**", Operator::kPower}});
+}
+
+ExpressionParser::Result ExpressionParser::ParseOperand() {
+  return ParseUnary(/*with_filters=*/true);
 }
 
 ExpressionParser::Result ExpressionParser::ParseUnary(bool with_filters) {

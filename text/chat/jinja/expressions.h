@@ -86,6 +86,8 @@ class ExpressionParser {
   Result ParseConcat();
   Result ParseProduct();
   Result ParsePower();
+  // Parses a unary expression with the filters and tests that follow it.
+  Result ParseOperand();
   Result ParseUnary(bool with_filters);
   Result ParsePrimary();
   Result ParseLiteral();
@@ -101,6 +103,8 @@ class ExpressionParser {
   // Parses left-associative operators of one precedence level.
   Result ParseBinary(Result (ExpressionParser::*operand)(),
                      const std::vector<std::pair<absl::string_view, Operator>>& operators);
+  // Parses a chain of `and` or `or`.
+  Result ParseLogic(Result (ExpressionParser::*operand)(), absl::string_view name, ExprKind kind);
   absl::Status ParseArguments(Expr* call);
   bool EndsTuple() const;
   bool SkipCompareOperator(Operator* found);
