@@ -246,26 +246,30 @@ class Evaluator {
     return branch == nullptr || accepts(*branch);
   }
 
+  // Returns whether `compare(value, bound)` is true for the number under `keyword`, if there is one.
+  template <typename Compare>
+  static bool MeetsBound(const json& schema, absl::string_view keyword, const json& value,
+                         Compare compare) {
+    const json* const bound = Find(schema, keyword);
+    return bound == nullptr || !bound->is_number() || compare(value, *bound);
+  }
+
   static bool AcceptsNumber(const json& schema, const json& value) {
-    const auto meets = [&](absl::string_view keyword, auto compare) {
-      const json* const bound = Find(schema, keyword);
-      return bound == nullptr || !bound->is_number() || compare(value, *bound);
-    };
     const auto is_multiple = [](const json& number, const json& divisor) {
       const double quotient = number.get<double>() / divisor.get<double>();
       return std::abs(quotient - std::round(quotient)) < 1e-9 * std::max(1.0, std::abs(quotient));
     };
-    return meets("minimum", std::greater_equal<>()) && meets("maximum", std::less_equal<>()) &&
-           meets("exclusiveMinimum", std::greater<>()) &&
-           meets("exclusiveMaximum", std::less<>()) && meets("multipleOf", is_multiple);
+    return MeetsBound(schema, "minimum", value, std::greater_equal<>()) &&
+           MeetsBound(schema, "maximum", value, std::less_equal<>()) &&
+           MeetsBound(schema, "exclusiveMinimum", value, std::greater<>()) &&
+           MeetsBound(schema, "exclusiveMaximum", value, std::less<>()) &&
+           MeetsBound(schema, "multipleOf", value, is_multiple);
   }
 
   static bool HasCount(const json& schema, absl::string_view min, absl::string_view max,
                        std::size_t count) {
-    const json* const min_count = Find(schema, min);
-    const json* const max_count = Find(schema, max);
-    return (min_count == nullptr || !min_count->is_number() || json(count) >= *min_count) &&
-           (max_count == nullptr || !max_count->is_number() || json(count) <= *max_count);
+    return MeetsBound(schema, min, json(count), std::greater_equal<>()) &&
+           MeetsBound(schema, max, json(count), std::less_equal<>());
   }
 
   bool AcceptsArray(const json& schema, const json& value, int depth) {

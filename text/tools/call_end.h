@@ -44,7 +44,6 @@ class XmlCallEnd {
   explicit XmlCallEnd(const ToolFormat& format) : format_(&format) {}
 
   bool Push(absl::string_view call);
-  bool CannotBecomeCall(absl::string_view) const { return false; }
 
  private:
   const ToolFormat* format_;
@@ -58,7 +57,6 @@ class KeyValueCallEnd {
   explicit KeyValueCallEnd(const ToolFormat& format) : format_(&format) {}
 
   bool Push(absl::string_view call);
-  bool CannotBecomeCall(absl::string_view) const { return false; }
 
  private:
   const ToolFormat* format_;

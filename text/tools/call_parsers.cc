@@ -58,14 +58,12 @@ void MarkedParser::Push(char byte, PartSink& sink) {
     return;
   }
   const auto ends_call = [this](auto& end) { return end.Push(buffered_); };
-  const auto cannot_become_call = [this](const auto& end) {
-    return end.CannotBecomeCall(buffered_);
-  };
+  const auto* object_end = std::get_if<ObjectCallEnd>(&call_end_);
   if (std::visit(ends_call, call_end_)) {
     ToolCall call = ReadMarkedCall(buffered_, format_, tools_);
     markup_.Call(TakeAll(buffered_), std::move(call), sink);
     state_ = in_section_ ? State::kSection : State::kAfterMarkup;
-  } else if (std::visit(cannot_become_call, call_end_)) {
+  } else if (object_end != nullptr && object_end->CannotBecomeCall(buffered_)) {
     markup_.Failed(TakeAll(buffered_), "bad_call", sink);
     state_ = State::kText;
   }
@@ -185,7 +183,6 @@ void ListParser::PushItems(char byte, PartSink& sink) {
     markup_.Hold(AsText(byte));
   } else if (byte == '{') {
     buffered_ = byte;
-    json_ = JsonTracker();
     json_.Push(byte);
     state_ = State::kItem;
   } else if (byte == ']') {
@@ -276,7 +273,6 @@ void ObjectParser::PushStart(PartSink& sink) {
 
 void ObjectParser::BeginObject(char byte) {
   buffered_ = byte;
-  json_ = JsonTracker();
   json_.Push(byte);
   state_ = State::kObject;
 }
@@ -483,7 +479,6 @@ void HarmonyParser::EndHeader(PartSink& sink) {
     const absl::string_view rest = header.substr(to + 3);
     recipient_ = std::string(rest.substr(0, rest.find_first_of(" <\t\n")));
     arguments_begin_ = json_end_ = buffered_.size();
-    json_ = JsonTracker();
     state_ = State::kCall;
     return;
   }

@@ -1,5 +1,6 @@
 #include "text/tools/format_text.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "absl/strings/ascii.h"
@@ -10,10 +11,8 @@ namespace quire::text {
 namespace {
 
 bool IsPartOfAnyMarker(absl::string_view token, std::initializer_list<absl::string_view> markers) {
-  for (const absl::string_view marker : markers) {
-    if (absl::StrContains(marker, token)) return true;
-  }
-  return false;
+  return std::ranges::any_of(
+      markers, [token](absl::string_view marker) { return absl::StrContains(marker, token); });
 }
 
 }  // namespace

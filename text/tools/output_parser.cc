@@ -8,10 +8,7 @@
 namespace quire::text {
 namespace {
 
-using AnyParser =
-    std::variant<PlainParser, MarkedParser, ListParser, ObjectParser, PythonParser, HarmonyParser>;
-
-AnyParser MakeParser(const ToolFormat& format, const DeclaredTools& tools) {
+AnyCallParser MakeParser(const ToolFormat& format, const DeclaredTools& tools) {
   if (format.shape == CallShape::kHarmony) return HarmonyParser(tools);
   if (tools.empty()) return PlainParser();
   switch (format.shape) {

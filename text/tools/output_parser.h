@@ -30,6 +30,9 @@
 
 namespace quire::text {
 
+using AnyCallParser =
+    std::variant<PlainParser, MarkedParser, ListParser, ObjectParser, PythonParser, HarmonyParser>;
+
 class OutputParser {
  public:
   // Without declared tools there are no calls. `opens_reasoning` means that the prompt ends inside
@@ -56,8 +59,7 @@ class OutputParser {
   Section section_;
   std::string space_;    // kLeading: white space so far
   std::string pending_;  // possible prefix of a marker of the reasoning section
-  std::variant<PlainParser, MarkedParser, ListParser, ObjectParser, PythonParser, HarmonyParser>
-      parser_;
+  AnyCallParser parser_;
   std::size_t num_pushed_ = 0, num_emitted_ = 0;
 };
 

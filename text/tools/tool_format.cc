@@ -30,11 +30,19 @@ constexpr CallWriting ObjectWriting(absl::string_view begin, absl::string_view e
           .call_end = "}"};
 }
 
-// CallWriting of <tool_call> {"name": .., "arguments": ..} </tool_call>, each part on its own line.
-constexpr CallWriting kTaggedObjects = {.separator = "\n",
-                                        .call_begin = "<tool_call>\n{\"name\": \"",
-                                        .arguments_begin = "\", \"arguments\": ",
-                                        .call_end = "}\n</tool_call>"};
+// Returns the format of {"name": .., "arguments": ..} objects between tags.
+constexpr ToolFormat TaggedObjects(absl::string_view name) {
+  return {.name = name,
+          .shape = CallShape::kObject,
+          .reasoning_begin = kThink,
+          .reasoning_end = kEndThink,
+          .call_begin = {kToolCall},
+          .call_end = kEndToolCall,
+          .writing = {.separator = "\n",
+                      .call_begin = "<tool_call>\n{\"name\": \"",
+                      .arguments_begin = "\", \"arguments\": ",
+                      .call_end = "}\n</tool_call>"}};
+}
 
 constexpr ToolFormat kFormats[] = {
     {.name = "harmony",
@@ -142,20 +150,8 @@ constexpr ToolFormat kFormats[] = {
      .shape = CallShape::kList,
      .call_begin = {"<|tool_call|>", kToolCall},
      .writing = ObjectWriting("<|tool_call|>[", "]")},
-    {.name = "hermes",
-     .shape = CallShape::kObject,
-     .reasoning_begin = kThink,
-     .reasoning_end = kEndThink,
-     .call_begin = {kToolCall},
-     .call_end = kEndToolCall,
-     .writing = kTaggedObjects},
-    {.name = kGenericFormat,
-     .shape = CallShape::kObject,
-     .reasoning_begin = kThink,
-     .reasoning_end = kEndThink,
-     .call_begin = {kToolCall},
-     .call_end = kEndToolCall,
-     .writing = kTaggedObjects},
+    TaggedObjects("hermes"),
+    TaggedObjects(kGenericFormat),
     {.name = "llama3-json",
      .shape = CallShape::kObjectAtStart,
      .call_begin = {"<|python_tag|>"},
@@ -232,20 +228,11 @@ static_assert(IsMostSpecificFirst(), "an earlier detection hides a later one in 
 }  // namespace
 
 absl::string_view ToolFormat::trigger() const {
-  switch (shape) {
-    case CallShape::kObject:
-    case CallShape::kList:
-    case CallShape::kNameThenJson:
-    case CallShape::kXmlParameters:
-    case CallShape::kKeyValues:
-      return section_begin.empty() ? call_begin[0] : section_begin;
-    case CallShape::kNone:
-    case CallShape::kObjectAtStart:
-    case CallShape::kPythonAtStart:
-    case CallShape::kHarmony:
-      return "";
+  if (shape == CallShape::kNone || shape == CallShape::kObjectAtStart ||
+      shape == CallShape::kPythonAtStart || shape == CallShape::kHarmony) {
+    return "";
   }
-  return "";
+  return section_begin.empty() ? call_begin[0] : section_begin;
 }
 
 std::span<const ToolFormat> ToolFormats() {
