@@ -46,6 +46,11 @@ absl::Status BadInputError(absl::string_view name, int line, absl::string_view m
                     {{"template_name", std::string(name)}, {"line", absl::StrCat(line)}});
 }
 
+absl::Status MissingError(absl::string_view message, const std::string& field = "chat") {
+  return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
+                    {{"field", field}});
+}
+
 absl::Status TooLargeError(const jinja::RenderLimits& limits, const absl::Status& status) {
   return WithReason(absl::InvalidArgumentError(status.message()), Reason::kInputTooLarge,
                     {{"max_bytes", absl::StrCat(limits.max_bytes)}});
@@ -269,29 +274,6 @@ absl::Status TruncateAfterFinal(absl::string_view content, std::size_t num_messa
   return absl::OkStatus();
 }
 
-}  // namespace
-
-std::int64_t InputBytes(const ChatInput& chat) {
-  std::size_t bytes = chat.template_vars_json.size() + chat.template_text.size();
-  for (const ChatMessage& message : chat.messages) {
-    bytes += message.role.size() + message.content.size() + message.name.size() +
-             message.tool_call_id.size() + message.reasoning_content.size();
-    for (const std::string& part : message.parts) bytes += part.size();
-    for (const ChatToolCall& call : message.tool_calls) {
-      bytes += call.id.size() + call.name.size() + call.arguments_json.size();
-    }
-  }
-  for (const ChatTool& tool : chat.tools) {
-    // tool.json contains the other fields.
-    bytes += tool.json.empty()
-                 ? tool.name.size() + tool.description.size() + tool.parameters_json.size()
-                 : tool.json.size();
-  }
-  return static_cast<std::int64_t>(bytes);
-}
-
-namespace {
-
 // Returns the templates of the first file that has any.
 FoundTemplates FindUnnamed(const TemplateFiles& files) {
   FoundTemplates found;
@@ -328,6 +310,25 @@ FoundTemplates FindUnnamed(const TemplateFiles& files) {
 
 }  // namespace
 
+std::int64_t InputBytes(const ChatInput& chat) {
+  std::size_t bytes = chat.template_vars_json.size() + chat.template_text.size();
+  for (const ChatMessage& message : chat.messages) {
+    bytes += message.role.size() + message.content.size() + message.name.size() +
+             message.tool_call_id.size() + message.reasoning_content.size();
+    for (const std::string& part : message.parts) bytes += part.size();
+    for (const ChatToolCall& call : message.tool_calls) {
+      bytes += call.id.size() + call.name.size() + call.arguments_json.size();
+    }
+  }
+  for (const ChatTool& tool : chat.tools) {
+    // tool.json contains the other fields.
+    bytes += tool.json.empty()
+                 ? tool.name.size() + tool.description.size() + tool.parameters_json.size()
+                 : tool.json.size();
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
 FoundTemplates FindTemplates(const TemplateFiles& files) {
   FoundTemplates found = FindUnnamed(files);
   for (TemplateSource& source : found.templates) source.origin = found.origin;
@@ -345,7 +346,6 @@ absl::StatusOr<std::shared_ptr<const ChatTemplates>> ChatTemplates::Create(
     const FoundTemplates& found, const Tokenizer& tokenizer, const ChatOptions& options) {
   std::shared_ptr<ChatTemplates> templates(new ChatTemplates());
   templates->options_ = options;
-  templates->origin_ = found.origin;
   templates->problem_ = found.problem;
   if (found.templates.empty() && found.problem.empty()) {
     templates->problem_ =
@@ -403,9 +403,7 @@ ProbeRenderer ChatTemplates::RendererOf(const jinja::Body& body,
 void ChatTemplates::ProbeTraits(std::int64_t max_steps, LoadedTemplate* loaded) const {
   jinja::RenderLimits limits = options_.limits;
   limits.max_steps = std::min(limits.max_steps, max_steps);
-  const bool template_has_developer = loaded->traits.template_has_developer;
-  loaded->traits = ProbeTemplate(RendererOf(loaded->body, limits));
-  loaded->traits.template_has_developer = template_has_developer;
+  ProbeTemplate(RendererOf(loaded->body, limits), &loaded->traits);
 }
 
 void ChatTemplates::CollectSpecialTokens(const Tokenizer& tokenizer) {
@@ -450,17 +448,12 @@ absl::StatusOr<const ChatTemplates::LoadedTemplate*> ChatTemplates::Choose(
   if (is_unnamed && templates_.size() == 1 && template_errors_.empty())
     return &templates_.begin()->second;
   if (const auto broken = template_errors_.find(name); broken != template_errors_.end()) {
-    return WithReason(absl::FailedPreconditionError(broken->second), Reason::kChatTemplateMissing,
-                      {{"field", "chat"}});
+    return MissingError(broken->second);
   }
-  if (templates_.empty()) {
-    return WithReason(absl::FailedPreconditionError(problem_), Reason::kChatTemplateMissing,
-                      {{"field", "chat"}});
-  }
-  return WithReason(absl::FailedPreconditionError(absl::StrCat("the model has no chat template \"",
-                                                               name.substr(0, 64), "\"; it has ",
-                                                               absl::StrJoin(names(), ", "))),
-                    Reason::kChatTemplateMissing, {{"field", "chat.template_name"}});
+  if (templates_.empty()) return MissingError(problem_);
+  return MissingError(absl::StrCat("the model has no chat template \"", name.substr(0, 64),
+                                   "\"; it has ", absl::StrJoin(names(), ", ")),
+                      "chat.template_name");
 }
 
 absl::StatusOr<jinja::Variables> ChatTemplates::MakeVariables(
@@ -519,13 +512,13 @@ absl::Status ChatTemplates::CheckTools(const std::string& name, const LoadedTemp
       PrintsTools(RendererOf(chosen.body, options_.limits), chat, chosen.traits);
   // If this rendering fails, the rendering of the conversation reports the error.
   if (!prints.ok() || *prints) return absl::OkStatus();
-  return WithReason(
-      absl::FailedPreconditionError(absl::StrCat(
+  return MissingError(
+      absl::StrCat(
           "tools has ", chat.tools.size(), chat.tools.size() == 1 ? " tool" : " tools",
           ", but the chat template \"", name,
           "\" does not print tools; set chat.tool_format: generic, or set chat.template_file to a "
-          "template that prints tools")),
-      Reason::kChatTemplateMissing, {{"field", "chat.tools"}});
+          "template that prints tools"),
+      "chat.tools");
 }
 
 absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
@@ -543,29 +536,27 @@ absl::StatusOr<ChatInput> ChatTemplates::ToGeneric(const LoadedTemplate& chosen,
 
 absl::StatusOr<ChatTemplates::LoadedTemplate> ChatTemplates::LoadRequestTemplate(
     const std::string& text) const {
-  const auto bad = [](absl::string_view problem, int line) {
+  const auto bad = [](absl::string_view problem) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat("chat.template_text ", problem)),
                       Reason::kBadChatTemplateInput,
                       {{"template_name", std::string(kRequestName)},
-                       {"line", absl::StrCat(line)},
+                       {"line", "0"},
                        {"field", "chat.template_text"}});
   };
   const std::int64_t limit = options_.max_request_template_bytes;
   if (limit == 0) {
     return bad(
         "is refused, because chat.max_request_template_bytes is 0; omit it to use the "
-        "template of the model",
-        0);
+        "template of the model");
   }
   if (static_cast<std::int64_t>(text.size()) > limit) {
     return bad(absl::StrCat("has ", text.size(), " bytes, at most ", limit,
-                            " are allowed (chat.max_request_template_bytes)"),
-               0);
+                            " are allowed (chat.max_request_template_bytes)"));
   }
-  if (FirstInvalidUtf8(text)) return bad("is not UTF-8", 0);
+  if (FirstInvalidUtf8(text)) return bad("is not UTF-8");
   absl::StatusOr<jinja::ParsedTemplate> parsed = jinja::Parse(text);
   if (!parsed.ok()) {
-    return bad(absl::StrCat("is not a valid template: ", parsed.status().message()), 0);
+    return bad(absl::StrCat("is not a valid template: ", parsed.status().message()));
   }
   LoadedTemplate loaded{std::move(parsed->body),
                         {.template_has_developer = HasStringLiteral(text, "developer")}};
@@ -624,8 +615,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::RenderTemplate(const std::string& na
         status.message(),
         UncommonRoleNote(sent, chosen.traits.template_has_developer, status.message()));
     if (!absl::IsUnimplemented(status)) return BadInputError(name, at.line, message);
-    return WithReason(absl::FailedPreconditionError(message), Reason::kChatTemplateMissing,
-                      {{"field", "chat"}});
+    return MissingError(message);
   }
   const auto render_again = [&](ChatInput other) -> absl::StatusOr<std::string> {
     if (generic_template_.has_value()) {

@@ -142,7 +142,6 @@ class ChatTemplates {
   std::map<std::string, std::string> template_errors_;  // name -> error message
   std::optional<jinja::Body>
       generic_template_;  // parsed GenericToolsSource(), if generic_tools is set
-  std::string origin_;
   std::string problem_;
   std::vector<std::string> warnings_;
   jinja::Variables

@@ -10,23 +10,6 @@
 namespace quire::text {
 namespace {
 
-constexpr absl::string_view kSource =
-    "You can call the tools below. Each line describes one of them as a JSON object.\n"
-    "<tools>\n"
-    "{% for tool in tools %}{{ tool.function | tojson }}\n"
-    "{% endfor %}</tools>\n"
-    "\n"
-    "To call a tool, answer with a JSON object that holds the tool's name and its arguments, "
-    "between "
-    "<tool_call> and </tool_call>:\n"
-    "<tool_call>\n"
-    "{\"name\": \"NAME\", \"arguments\": {\"ARGUMENT\": \"VALUE\"}}\n"
-    "</tool_call>\n"
-    "Write one such block for each call. The next message then holds the results, in the order of "
-    "the calls, each between <tool_response> and </tool_response>. Answer in plain text when no "
-    "tool "
-    "is needed.";
-
 // Appends `text`, with `separator` before it unless one of the texts is empty.
 void Append(absl::string_view text, absl::string_view separator, std::string* to) {
   absl::StrAppend(to, to->empty() || text.empty() ? "" : separator, text);
@@ -54,7 +37,19 @@ void WriteCalls(ChatMessage* message) {
 }  // namespace
 
 absl::string_view GenericToolsSource() {
-  return kSource;
+  return "You can call the tools below. Each line describes one of them as a JSON object.\n"
+         "<tools>\n"
+         "{% for tool in tools %}{{ tool.function | tojson }}\n"
+         "{% endfor %}</tools>\n"
+         "\n"
+         "To call a tool, answer with a JSON object that holds the tool's name and its arguments, "
+         "between <tool_call> and </tool_call>:\n"
+         "<tool_call>\n"
+         "{\"name\": \"NAME\", \"arguments\": {\"ARGUMENT\": \"VALUE\"}}\n"
+         "</tool_call>\n"
+         "Write one such block for each call. The next message then holds the results, in the "
+         "order of the calls, each between <tool_response> and </tool_response>. Answer in plain "
+         "text when no tool is needed.";
 }
 
 ChatInput WithGenericTools(ChatInput chat, const std::string& instructions, bool has_system_role) {

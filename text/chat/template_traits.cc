@@ -19,10 +19,7 @@ constexpr absl::string_view kToolName = "qz_tool";
 constexpr absl::string_view kCallId = "call00001";  // Mistral's templates require nine characters
 
 ChatMessage Message(absl::string_view role, absl::string_view content) {
-  ChatMessage message;
-  message.role = std::string(role);
-  message.content = std::string(content);
-  return message;
+  return {.role = std::string(role), .content = std::string(content)};
 }
 
 ChatMessage CallMessage() {
@@ -156,25 +153,23 @@ ContentForm TemplateTraits::ContentFormOf(absl::string_view role) const {
   return user_content;
 }
 
-TemplateTraits ProbeTemplate(const ProbeRenderer& render) {
-  TemplateTraits traits;
+void ProbeTemplate(const ProbeRenderer& render, TemplateTraits* traits) {
   const ContentProbe user = {{Message("user", "")}, 0, &TemplateTraits::user_content};
-  ProbeContent(render, user, &traits);
+  ProbeContent(render, user, traits);
   const ContentProbe system = {
       {Message("system", ""), Message("user", "hi")}, 0, &TemplateTraits::system_content};
-  ProbeContent(render, system, &traits);
+  ProbeContent(render, system, traits);
   const ContentProbe assistant = {
       {Message("user", "hi"), Message("assistant", ""), Message("user", "hi")},
       1,
       &TemplateTraits::assistant_content};
-  ProbeContent(render, assistant, &traits);
+  ProbeContent(render, assistant, traits);
   // The call before a tool result must have the form of arguments that the template accepts.
-  ProbeArguments(render, &traits);
+  ProbeArguments(render, traits);
   const ContentProbe tool = {
       {Message("user", "hi"), CallMessage(), ToolMessage("")}, 2, &TemplateTraits::tool_content};
-  ProbeContent(render, tool, &traits);
-  ProbeTools(render, &traits);
-  return traits;
+  ProbeContent(render, tool, traits);
+  ProbeTools(render, traits);
 }
 
 absl::StatusOr<bool> PrintsTools(const ProbeRenderer& render, ChatInput chat,

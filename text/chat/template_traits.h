@@ -41,7 +41,7 @@ struct TemplateTraits {
   ContentForm tool_content = ContentForm::kText;
   bool prints_tools = false;     // the prompt contains the tools
   bool has_system_role = false;  // the prompt contains system messages
-  // Whether the template's source has the literal "developer". ProbeTemplate does not set this.
+  // Whether the template's source has the literal "developer".
   bool template_has_developer = false;
 
   // Treats `developer` as system and unknown roles as user.
@@ -52,7 +52,8 @@ struct TemplateTraits {
 using ProbeRenderer =
     std::function<absl::StatusOr<std::string>(const ChatInput& chat, const TemplateTraits& traits)>;
 
-TemplateTraits ProbeTemplate(const ProbeRenderer& render);
+// Sets every field but template_has_developer. REQUIRES: these fields have their defaults.
+void ProbeTemplate(const ProbeRenderer& render, TemplateTraits* traits);
 
 // Returns whether the prompt of this conversation contains its tools. Also returns the
 // errors of `render`.
