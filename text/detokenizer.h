@@ -7,9 +7,9 @@
 // Invariants: all returned text is UTF-8. Bytes that cannot become a character turn into U+FFFD at
 //             once, one per maximal invalid part (Unicode 14, table 3-8). At most 3 bytes are
 //             buffered. The joined results of Push and Finish equal Tokenizer::Decode of all ids,
-//             except for special tokens that `shows_special` selects. From a state after a prompt,
-//             they equal Decode of prompt and ids without the leading text of the prompt (see
-//             StateAfter).
+//             except for special tokens that `shows_special` selects. After Begin with the state of
+//             a prompt (StateAfter), the joined results equal Decode of prompt and ids, without the
+//             text of the prompt.
 // Threads:    one thread at a time.
 // Lifetime:   the tokenizer must outlive it.
 
@@ -34,12 +34,12 @@ class Detokenizer {
 
   // Returns the state after the text of `prompt`. If the prompt ends inside a character, the state
   // keeps the bytes of that character. The tokens that complete the character emit all of it. If
-  // the next tokens do not complete the character, they emit no U+FFFD for it, because that U+FFFD
-  // belongs to the prompt's text.
+  // the next tokens do not complete the character, no U+FFFD is emitted for the character, because
+  // this U+FFFD belongs to the prompt's text.
   static DetokenizerState StateAfter(const Tokenizer& tokenizer, bool skip_special_tokens,
                                      std::span<const std::int32_t> prompt);
   // Returns a state in which every token emits Tokenizer::TokenBytes, independent of its position.
-  // The masks of constrained output assume this text.
+  // The token masks of constrained decoding assume this text.
   static DetokenizerState Verbatim();
 
   // Starts at `state` instead of the start of a text. REQUIRES: nothing was pushed.

@@ -32,8 +32,8 @@ std::int32_t StopAutomaton::Child(std::int32_t node, std::uint8_t byte) const {
 }
 
 // Links nodes breadth first, so that a failure link always points to a finished node. A node that
-// is not a stop string inherits the match of its failure link: the longest stop string that ends
-// there.
+// is not a stop string inherits the match of its failure link: the longest stop string that ends at
+// this node.
 void StopAutomaton::Link() {
   std::vector<std::int32_t> order = {0};
   for (std::size_t i = 0; i < order.size(); ++i) {

@@ -38,8 +38,8 @@ struct ChatTool {
   std::string description = {};      // empty: none
   std::string parameters_json = {};  // JSON Schema; empty: none
   bool strict = false;               // calls of the tool must match parameters_json
-  // The tool as the client wrote it, including the fields above. The template gets it unchanged; if
-  // empty, the template gets the fields above.
+  // The tool as the client wrote it, including the fields above. The template gets this JSON
+  // unchanged, or the fields above if this field is empty.
   std::string json = {};
 };
 

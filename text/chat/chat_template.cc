@@ -109,8 +109,8 @@ absl::StatusOr<Value> ToolCallValue(const ChatToolCall& call, const std::string&
   absl::StatusOr<Value> arguments = Value::String(literal(json));
   if (context.traits.takes_mapping_arguments) {
     absl::StatusOr<Value> mapping = jinja::FromJson(json, literal, &context.budget);
-    // Some models write malformed arguments. Such a conversation is accepted if the template can
-    // print the arguments as text. JSON that exceeds the limits is rejected.
+    // Some models write malformed arguments. A conversation with such arguments is accepted if the
+    // template can print them as text. JSON that exceeds the limits is rejected.
     const bool is_too_large = context.budget.bytes_left < 0 || context.budget.nodes_left < 0;
     const bool prints_text =
         context.traits.takes_text_arguments && !is_too_large && !FirstInvalidUtf8(json);
@@ -570,7 +570,7 @@ absl::StatusOr<RenderedChat> ChatTemplates::Render(const ChatInput& chat,
     QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate own, LoadRequestTemplate(chat.template_text));
     return RenderLoaded(std::string(kRequestName), own, chat, wall_now);
   }
-  // In the format kGenericFormat, the template gets no tools.
+  // With generic tools, the template gets no tools.
   const bool has_tools = !chat.tools.empty() && !generic_template_.has_value();
   QUIRE_ASSIGN_OR_RETURN(const LoadedTemplate* chosen, Choose(chat.template_name, has_tools));
   return RenderLoaded(NameFor(chat.template_name, has_tools), *chosen, chat, wall_now);

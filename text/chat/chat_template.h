@@ -6,8 +6,7 @@
 //   auto prompt = (*templates)->Render(chat, clock.WallNow());
 //   tokenizer.Encode(prompt->text, {.add_special_tokens = false, .literal = prompt->literal});
 //
-// Place:      next to the tokenizer; text workers call it. It does not depend on protos, and the
-//             server reads the files for it.
+// Place:      next to the tokenizer; text workers call it. Depends on no protos and reads no files.
 // Invariants: Create succeeds for a model without a usable template, and Render then returns
 //             FAILED_PRECONDITION / CHAT_TEMPLATE_MISSING with the cause. Render returns the same
 //             error if a chat needs an unsupported part of the template, or has tools that the
@@ -77,7 +76,7 @@ struct FoundTemplates {
 };
 
 // Returns the templates of the first source that has any. Adds the templates in `named`, which
-// replace templates of the same name. `template_file`, if set, is the only template.
+// replace templates of the same name. If `template_file` is set, it is the only template.
 FoundTemplates FindTemplates(const TemplateFiles& files);
 
 struct RenderedChat {

@@ -10,7 +10,7 @@
 namespace quire::text {
 namespace {
 
-// Appends `text`, with `separator` before it unless one of the texts is empty.
+// Appends `text`, with `separator` before it unless one of the two texts is empty.
 void Append(absl::string_view text, absl::string_view separator, std::string* to) {
   absl::StrAppend(to, to->empty() || text.empty() ? "" : separator, text);
 }

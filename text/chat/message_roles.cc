@@ -54,8 +54,8 @@ absl::Status CheckRolesAreRendered(const ChatInput& chat, bool template_has_deve
     probe.messages[i].parts.clear();
   }
   const absl::StatusOr<std::string> text = render(probe);
-  // Rendering the original contents succeeds. If only the probe texts make it fail, the template
-  // has read them.
+  // The original contents were rendered without error. If the probe texts cause an error, the
+  // template has read them.
   if (!text.ok()) return absl::OkStatus();
   for (std::size_t i = 0; i < chat.messages.size(); ++i) {
     if (is_common(chat.messages[i]) || absl::StrContains(*text, ProbeContent(i))) continue;

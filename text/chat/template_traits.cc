@@ -43,8 +43,8 @@ ChatTool ProbeTool() {
           .parameters_json = R"({"type": "object", "properties": {}})"};
 }
 
-// Returns the conversation without tools and with one. Some templates print calls only if there are
-// tools, and others reject tools.
+// Returns the conversation without tools, and the conversation with one tool. Some templates print
+// calls only if there are tools, and others reject tools.
 std::vector<ChatInput> MakeInputsWithAndWithoutTools(std::vector<ChatMessage> messages) {
   ChatInput plain;
   plain.messages = std::move(messages);

@@ -43,8 +43,8 @@ class MergeBuilder {
   }
 
  private:
-  // True for a piece of two or more characters that merges may produce. User-defined pieces are not
-  // among them: they are extracted before merging.
+  // True for a piece of two or more characters that merges may produce. False for user-defined
+  // pieces, which are extracted before merging.
   bool IsMergeCandidate(std::size_t id) const {
     const SentencePiece& piece = file_.pieces[id];
     return piece.matches_text() && piece.type != SentencePiece::Type::kUserDefined &&

@@ -238,7 +238,8 @@ std::int32_t Bpe::CharacterId(absl::string_view character, bool is_first, bool i
 
 // Splits a piece into its initial symbols. An unknown character is buffered until the next known
 // character or the end, because fuse_unk may fuse it with the next unknown character. Byte-fallback
-// tokens are therefore added before the buffered character, as in the Hugging Face implementation.
+// tokens of the next characters therefore precede the unknown token, as in the Hugging Face
+// implementation.
 void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols_;
   symbols.clear();
@@ -252,7 +253,7 @@ void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
     const std::size_t size = Utf8Length(piece[i]);
     const absl::string_view character = piece.substr(i, size);
     const std::int32_t id = CharacterId(character, i == 0, i + size == piece.size(), buffer);
-    // With a prefix or suffix, byte fallback uses the decorated character in `buffer`.
+    // Byte fallback encodes the character together with its prefix and suffix, which `buffer` has.
     const bool decorated =
         (i > 0 && !prefix_.empty()) || (i + size == piece.size() && !suffix_.empty());
     i += size;

@@ -2,7 +2,7 @@
 
 // Byte-pair encoding of one piece, with the vocabulary and the merges of tokenizer.json.
 //
-// Place:      after the splitter. Handles UTF-8 strings and ids, and knows no offsets in the input.
+// Place:      after the splitter. Handles UTF-8 strings and ids, without offsets in the input.
 // Invariants: merging takes O(n log n) for a piece of n characters. A cached result equals the
 //             result of merging. If the list of merges has a pair twice, the last counts.
 // Threads:    immutable; a BpeScratch serves one thread at a time.
@@ -24,7 +24,7 @@ namespace quire::text {
 
 class Bpe;
 
-// Working memory and result cache of one thread. The first Encode binds the scratch to its Bpe,
+// Working memory and result cache of one thread. The first Encode binds the scratch to one Bpe,
 // because cached results are only valid for that Bpe. Encode with another Bpe fails a check.
 class BpeScratch {
  public:

@@ -16,9 +16,8 @@ PrefixTrie::PrefixTrie(std::vector<std::pair<absl::string_view, std::int32_t>> e
   roots_.fill(-1);
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // Builds the trie breadth first, so that the children of a node are consecutive. Ranges are
-  // dropped after their children are created, because there is one range for each byte of the
-  // strings.
+  // Builds the trie breadth first, so that the children of a node are consecutive. A range is freed
+  // as soon as its children exist, because the strings have one range per byte.
   std::deque<Range> ranges = {{0, entries.size(), 0, -1}};
   for (; !ranges.empty(); ranges.pop_front()) {
     const Range range = ranges.front();

@@ -39,7 +39,7 @@ class Unigram {
  private:
   Unigram() = default;
   absl::Status ReadVocabulary(const formats::JsonValue& config, std::vector<double>& scores);
-  // Appends the tokens of text that no entry of the vocabulary covers.
+  // Appends the tokens of a run of unknown characters.
   void AppendUnknown(absl::string_view text, std::vector<ModelToken>& out) const;
 
   std::vector<std::string> tokens_;

@@ -3,9 +3,10 @@
 // Splits a text into the tokens with the greatest sum of scores.
 //
 // Place:      below Unigram and SentencePiece models.
-// Invariants: O(n) steps for a text of n characters, each bounded by the longest token. A character
-//             without a token can become an unknown token, so a segmentation always exists. Among
-//             segmentations with equal sums, the one with the longest last token wins.
+// Invariants: O(n) steps for a text of n characters. The longest token bounds the cost of a step. A
+//             character without a token can become an unknown token, so a segmentation always
+//             exists. Among segmentations with equal sums, the one with the longest last token
+//             wins.
 // Threads:    immutable; a ViterbiScratch serves one thread at a time.
 // Source:     sentencepiece, unigram_model.cc, EncodeOptimized; huggingface/tokenizers 0.23,
 //             models::unigram, which uses doubles.

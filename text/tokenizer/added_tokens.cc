@@ -75,8 +75,8 @@ absl::StatusOr<AddedTokens> AddedTokens::FromJson(const formats::JsonValue& conf
         .emplace_back(token.normalized_content, static_cast<std::int32_t>(i));
   }
   added.raw_trie_ = PrefixTrie(std::move(raw));
-  // If two contents have the same normalized form, the lower id wins, because the trie keeps the
-  // last value.
+  // The trie keeps the last value of equal strings. The order is reversed, so that the lower id
+  // wins if two contents have the same normalized form.
   std::reverse(normalized.begin(), normalized.end());
   added.normalized_trie_ = PrefixTrie(std::move(normalized));
   return added;
@@ -101,9 +101,8 @@ absl::Status AddedTokens::Add(const formats::JsonValue& config, const TokenModel
   if (by_content_.contains(token.content)) {
     return content.Error(absl::StrCat("\"", token.content, "\" occurs twice"));
   }
-  // Hugging Face ignores the id in the file. Content that is in the vocabulary gets its id there,
-  // and other content gets the next free id. A file with different ids is ambiguous and is
-  // rejected.
+  // Hugging Face ignores the id in the file. It uses the id in the vocabulary, or the next free id
+  // for content outside the vocabulary. A file with other ids is ambiguous and is rejected.
   const auto in_vocabulary = model.TokenToId(token.content);
   const std::int64_t free_id = id_policy_ == IdPolicy::kAsGiven ? id_value : next_id_;
   const std::int64_t expected = in_vocabulary ? *in_vocabulary : free_id;

@@ -34,8 +34,8 @@ std::optional<char> ByteOf(absl::string_view token) {
   return static_cast<char>(high * 16 + low);
 }
 
-// Maps every character to a byte with the GPT-2 table. A token that contains any other character is
-// unchanged.
+// Maps every character to a byte with the GPT-2 table. A token with a character outside the table
+// is unchanged.
 std::string FromByteLevel(std::string token) {
   std::string bytes;
   for (std::size_t i = 0; i < token.size();) {

@@ -41,9 +41,9 @@ class Decoder {
                                           std::vector<TokenText> tokens);
 
   // Creates a decoder of tokens that already are bytes. `first_texts` has the bytes that each token
-  // has at the start of a text. If it is empty, these bytes are the same as elsewhere. The start of
-  // a text is its first token. With `first_until_bytes` it extends to the first token that produces
-  // bytes.
+  // has at the start of a text. If `first_texts` is empty, these bytes are the same as elsewhere.
+  // The start of a text is its first token. With `first_until_bytes`, the start extends to the
+  // first token that produces bytes.
   static Decoder OfBytes(std::vector<TokenText> tokens, std::vector<std::string> first_texts,
                          bool first_until_bytes);
 
@@ -92,7 +92,7 @@ class Decoder {
 class DecoderStream {
  public:
   // If skip_special_tokens is set, a special token is still shown if `shows_special` returns true
-  // for its text. An empty function shows none.
+  // for its text. An empty function shows no special tokens.
   DecoderStream(const Decoder& decoder, bool skip_special_tokens,
                 std::function<bool(absl::string_view)> shows_special = {});
 

@@ -14,7 +14,7 @@
 
 namespace quire::text {
 
-// The part of the decoded text that affects the bytes of the next token. By default nothing has
+// The facts about the decoded text that affect the bytes of the next token. By default nothing has
 // been decoded.
 struct DecoderState {
   // Returns a state without the rules about the start of a text. Every token then produces its
@@ -29,7 +29,7 @@ struct DecoderState {
   bool is_first = true;      // no token has been decoded
   bool is_verbatim = false;  // see Verbatim
   // Number of characters that Strip after Fuse has removed at the start. Stripping ends at the
-  // maximum number, and any other character sets the number to that maximum.
+  // maximum number. The first other character sets this number to the maximum.
   std::uint32_t stripped = 0;
   std::string strip_prefix;  // buffered first bytes of a character that may be stripped
 };

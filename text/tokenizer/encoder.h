@@ -55,9 +55,8 @@ class Encoder {
 
   std::optional<std::int32_t> TokenToId(absl::string_view token) const;
 
-  // Returns whether every byte of a text belongs to exactly one token, and each token represents
-  // only its bytes of the text. This holds if no stage rewrites or drops text, no added token
-  // consumes spaces, and every byte has a token.
+  // Returns whether the tokens partition the bytes of every text. This is true if no stage rewrites
+  // or drops text, no added token consumes spaces, and every byte has a token.
   bool covers_every_byte() const;
 
  private:

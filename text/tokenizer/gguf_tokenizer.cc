@@ -80,7 +80,7 @@ class PipelineBuilder {
     return static_cast<GgufTokenType>((*vocabulary_.token_types)[id]);
   }
   // Returns whether merges can produce the token. As in llama.cpp and tokenizer.json, this includes
-  // user-defined tokens. One that is written with space signs never matches raw text as an added
+  // user-defined tokens. A user-defined token with space signs never matches raw text as an added
   // token.
   bool IsMergeable(std::size_t id) const {
     const GgufTokenType type = TypeOf(id);
@@ -310,9 +310,9 @@ absl::Status PipelineBuilder::CheckScores() const {
   return absl::OkStatus();
 }
 
-// SentencePiece merges the pair whose concatenation has the best score, regardless of its two
-// halves. Tokens with equal scores get the same rank, so that the leftmost pair merges first, as in
-// SentencePiece.
+// SentencePiece merges the pair whose concatenation has the best score, regardless of the scores of
+// its two halves. Tokens with equal scores get the same rank, so that the leftmost pair merges
+// first, as in SentencePiece.
 void PipelineBuilder::MergeByScores() {
   std::vector<std::int32_t> order;  // ids, best score first
   for (std::size_t id = 0; id < vocabulary_.tokens.size(); ++id) {

@@ -22,8 +22,8 @@ absl::Status UnsupportedKeyError(const formats::GgufFile& file, absl::string_vie
       absl::StrCat(file.label(), ": ", key, " changes the text and is not supported"));
 }
 
-// Rejects files with the normalization of Unigram models. Without this normalization, a BPE model
-// that needs it would produce other ids.
+// Rejects keys of SentencePiece's normalizer, which is not supported for GGUF files. Without the
+// normalizer, the ids would differ.
 absl::Status CheckNoUnsupportedKeys(const formats::GgufFile& file) {
   constexpr absl::string_view kRemoveSpaces = "tokenizer.ggml.remove_extra_whitespaces";
   constexpr absl::string_view kCharsMap = "tokenizer.ggml.precompiled_charsmap";

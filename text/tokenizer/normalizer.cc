@@ -58,9 +58,9 @@ void Strip(AlignedText& text, bool left, bool right) {
 }
 
 // Replacement text gets the position of the last replaced character. A replacement of an empty
-// match gets the position of the character before it. If a match of several characters at the start
-// of the input is replaced, the first piece therefore starts after input offset 0. The scheme
-// "first" of Metaspace depends on this.
+// match gets the position of the character before the match. If a match of several characters at
+// the start of the input is replaced, the first piece therefore starts after input offset 0. The
+// scheme "first" of Metaspace depends on this.
 absl::Status Replace(AlignedText& text, const Regex& pattern, absl::string_view content,
                      RegexScratch& scratch) {
   AlignedText result = text.EmptyLike();

@@ -120,8 +120,8 @@ class Tokenizer {
   std::string TokenBytes(std::int32_t id) const;
 
   // Maximum number of text bytes that one token can represent. A text of n bytes then has at least
-  // n / max_token_bytes() tokens. It is nullopt if there is no limit because a stage drops or joins
-  // text.
+  // n / max_token_bytes() tokens. Returns nullopt if a stage drops or joins text, because a token
+  // then has no maximum.
   std::optional<std::size_t> max_token_bytes() const;
 
   std::int32_t vocab_size() const;      // largest known id + 1

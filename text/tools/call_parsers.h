@@ -112,7 +112,7 @@ class ObjectParser {
   const ToolFormat& format_;
   const DeclaredTools& tools_;
   State state_ = State::kStart;
-  bool is_call_expected_ = false;  // the tag was read, so other JSON is a failed call
+  bool is_call_expected_ = false;  // the tag was read, so each object counts as a call
   BufferedMarkup markup_;
   std::string buffered_;
   JsonTracker json_;

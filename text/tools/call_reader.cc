@@ -79,7 +79,7 @@ absl::string_view WithoutEdgeNewlines(absl::string_view value) {
   return value;
 }
 
-// Removes and returns a value. The value itself may contain the closing tag. It therefore ends only
+// Removes and returns a value. A value may contain the closing tag. The value therefore ends only
 // at a closing tag before another parameter or before the end of the function. If the model omitted
 // the closing tag, the value ends at the next parameter.
 absl::string_view TakeParameterValue(absl::string_view* text) {

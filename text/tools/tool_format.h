@@ -46,7 +46,7 @@ struct CallWriting {
   bool is_single = false;              // a call ends the output
   // For formats whose arguments are not JSON: each argument is key_begin, key, value_begin, value,
   // value_end and a newline. A string is written as it is; another value is JSON followed by
-  // value_space. Values must not contain forbidden_in_value, because it would end them.
+  // value_space. Values must not contain forbidden_in_value, because this text would end the value.
   absl::string_view key_begin = {}, value_begin = {}, value_space = {}, value_end = {};
   absl::string_view forbidden_in_value = {};
   // For formats without reasoning_begin in ToolFormat: the markers of reasoning, and other texts

@@ -51,8 +51,8 @@ class Composer {
     return static_cast<int>(count);
   }
 
-  // Returns true if `c` starts a new cluster: no earlier character can combine with `c` or move
-  // past it.
+  // Returns true if `c` starts a new cluster: no earlier character can combine with `c`, and
+  // canonical ordering moves no character past `c`.
   bool BeginsCluster(char32_t c) const {
     constexpr char32_t kFirstMark = 0x300;
     if (c < kFirstMark) return true;

@@ -104,7 +104,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
   pcre2_set_newline_8(context.get(), PCRE2_NEWLINE_LF);
   pcre2_set_parens_nest_limit_8(context.get(), kMaxParentheses);
 
-  // PCRE2 rejects the combination of LITERAL and UCP, which a literal does not need.
+  // A literal does not need UCP, and PCRE2 rejects UCP together with LITERAL.
   const std::uint32_t ucp = (options & PCRE2_LITERAL) != 0 ? 0 : PCRE2_UCP;
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -116,7 +116,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern, std::uint32_t op
                                                    " at offset ", offset, " of ", pattern));
   }
   compiled->source = std::string(pattern);
-  // On machines that forbid JIT compilation this fails, and pcre2_match uses the interpreter.
+  // On machines that forbid JIT compilation this call fails, and pcre2_match uses the interpreter.
   (void)pcre2_jit_compile_8(compiled->code, PCRE2_JIT_COMPLETE);
   return Regex(std::move(compiled));
 }

@@ -36,7 +36,8 @@ constexpr std::array<absl::string_view, 38> kCategories = {
     "M",   "Mc", "Me", "Mn", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Pe", "Pf",
     "Pi",  "Po", "Ps", "S",  "Sc", "Sk", "Sm", "So", "Z",  "Zl", "Zp", "Zs"};
 
-// Binary properties, which are the same sets in all engines except for newer Unicode versions.
+// Binary properties. All engines use the same sets, apart from differences between Unicode
+// versions.
 constexpr std::array<absl::string_view, 6> kBinaryProperties = {
     "Alphabetic", "Uppercase", "Lowercase", "White_Space", "Emoji", "Ideographic"};
 
@@ -147,8 +148,9 @@ class Translator {
     return Unsupported("this kind of group", begin);
   }
 
-  // {n}, {n,} and {n,m} are quantifiers; anything else is text. A + after such a quantifier repeats
-  // the quantified atom in Oniguruma, but makes the quantifier possessive in PCRE2.
+  // {n}, {n,} and {n,m} are quantifiers; other text in braces is literal. A + after such a
+  // quantifier repeats the quantified atom in Oniguruma, but makes the quantifier possessive in
+  // PCRE2.
   absl::Status Interval() {
     const std::size_t begin = pos_;
     std::size_t end = pos_ + 1;

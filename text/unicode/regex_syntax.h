@@ -25,8 +25,9 @@ inline constexpr absl::string_view kSpaceClass =
 inline constexpr absl::string_view kRustWordClass =
     R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
 
-// Return INVALID_ARGUMENT for an unsupported construct, with the construct and its byte offset.
-// A syntax error that PCRE2 also rejects may be copied, so that compiling the result reports it.
+// Return INVALID_ARGUMENT for an unsupported construct, with the construct and its byte offset. A
+// syntax error that PCRE2 also rejects may be copied to the result. Compiling the result then
+// reports the error.
 //
 // The returned pattern is for the PCRE2 options UTF, UCP and MULTILINE.
 absl::StatusOr<std::string> OnigurumaToPcre(absl::string_view pattern);

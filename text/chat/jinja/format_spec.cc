@@ -159,7 +159,7 @@ absl::StatusOr<std::string> FormatString(const Value& value, const Spec& spec) {
 }
 
 // Returns the digits with separators. As in CPython, leading zeros are added until the result has
-// at least `min_width` characters, and they are grouped too.
+// at least `min_width` characters, and the zeros are grouped too.
 std::string GroupDigits(absl::string_view digits, std::int64_t min_width, const Spec& spec) {
   const bool is_binary =
       !spec.type.empty() && absl::string_view("boxX").find(spec.type) != absl::string_view::npos;

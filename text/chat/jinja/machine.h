@@ -98,10 +98,10 @@ class Machine {
   void CloseScope(Scope* previous);
   void Assign(const std::string& name, Value value);
   Value Lookup(const std::string& name);
-  // Adds to uncharged_work_ the cost of comparing `names` names. The next expression charges for
-  // it.
+  // Adds to uncharged_work_ the cost of comparing `names` names. The next expression charges this
+  // cost.
   void AddSearchCost(std::size_t names);
-  // The macro looks up names in the current scope and its parents.
+  // Returns a macro that looks up names in the current scope and its parents.
   Value MakeMacro(const Stmt& stmt);
 
   Runtime runtime_;

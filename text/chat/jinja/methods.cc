@@ -136,7 +136,7 @@ struct Window {
 };
 
 // If `start` is absent or none, the part begins at the start of the text. If `end` is absent or
-// none, it ends at the end of the text.
+// none, the part ends at the end of the text.
 absl::StatusOr<Window> WindowOf(const Call& call, const std::optional<Value>& start,
                                 const std::optional<Value>& end) {
   const auto is_given = [](const std::optional<Value>& value) {

@@ -15,9 +15,9 @@
 
 namespace quire::text::jinja {
 
-// All functions return INVALID_ARGUMENT for incompatible types. They also return it for undefined
-// operands, except in ==, !=, `in` and `not in`, in the arguments of a % that formats text, and in
-// the key of GetItem.
+// All functions return INVALID_ARGUMENT for incompatible types. Undefined operands are errors too,
+// except in ==, !=, `in` and `not in`, in the arguments of a % that formats text, and in the key of
+// GetItem.
 
 // Arithmetic. REQUIRES: `op` is one of kAdd to kPower.
 absl::StatusOr<Value> Combine(Operator op, const Value& left, const Value& right, Runtime& runtime);

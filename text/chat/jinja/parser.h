@@ -29,7 +29,7 @@ struct ParsedTemplate {
   Body body;
   // One message for each unsupported filter, test or method inside an `if` statement or expression.
   // Rendering fails if it executes such a filter, test or method. Outside an `if`, Parse returns an
-  // error for it.
+  // error for such a use.
   std::vector<std::string> warnings;
 };
 
