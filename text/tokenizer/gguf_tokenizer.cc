@@ -255,8 +255,8 @@ absl::Status PipelineBuilder::ReadUnknownAndBytes() {
   return ReadByteTokens();
 }
 
-// Adds a normalizer that replaces spaces by kSentencePieceSpace, and a decoder that reverses this. If
-// `adds_space`, the normalizer also puts a sign in front of the text.
+// Adds a normalizer that replaces spaces by kSentencePieceSpace, and a decoder that reverses this.
+// If `adds_space`, the normalizer also puts a sign in front of the text.
 void PipelineBuilder::AddSpaceSigns(bool adds_space) {
   json normalizers = json::array();
   json decoders = json::array(

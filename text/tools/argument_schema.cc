@@ -246,7 +246,8 @@ class Evaluator {
     return branch == nullptr || accepts(*branch);
   }
 
-  // Returns whether `compare(value, bound)` is true for the number under `keyword`, if there is one.
+  // Returns whether `compare(value, bound)` is true for the number under `keyword`, or if there is
+  // no such number.
   template <typename Compare>
   static bool MeetsBound(const json& schema, absl::string_view keyword, const json& value,
                          Compare compare) {

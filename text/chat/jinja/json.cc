@@ -225,7 +225,8 @@ class Writer {
         absl::StrCat("the template renders more than ", limit_, " bytes (chat.max_render_bytes)"));
   }
 
-  // Calls `write_item(i)` for each item, with separators between the items and brackets around them.
+  // Calls `write_item(i)` for each item, with separators between the items and brackets around the
+  // items.
   template <typename WriteItem>
   absl::Status WriteItems(absl::string_view brackets, std::size_t count, std::size_t level,
                           WriteItem write_item) {

@@ -66,8 +66,8 @@ struct KeyedItem {
   Value item;
 };
 
-// Returns the items, sorted stably by their keys. Charges about log n steps for each of the n items,
-// times the weight of its key.
+// Returns the items, sorted stably by their keys. Charges about log n steps for each of the n
+// items, times the weight of the key.
 Result SortByKey(Runtime& runtime, bool reverse, std::vector<KeyedItem> keyed) {
   std::int64_t rounds = 1;
   for (std::size_t n = keyed.size(); n > 1; n /= 2) ++rounds;
