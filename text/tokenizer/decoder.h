@@ -2,7 +2,7 @@
 
 // The decoder of tokenizer.json: converts tokens to bytes.
 //
-// Place:      below Tokenizer and Detokenizer. It does not repair UTF-8.
+// Place:      below Tokenizer and Detokenizer. Does not repair UTF-8.
 // Invariants: the bytes of a token depend on the token alone, except for three rules about the
 //             start of a text. Metaspace and SentencePiece omit the space of the first token. Strip
 //             after Fuse removes characters at the start. Without a decoder, every token but the

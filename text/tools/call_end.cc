@@ -6,6 +6,7 @@
 #include "text/tools/call_reader.h"
 
 namespace quire::text {
+
 bool ObjectCallEnd::Push(absl::string_view call) {
   if (json_.Push(call.back())) {
     json_end_ = call.size();
