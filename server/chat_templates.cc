@@ -1,7 +1,6 @@
 #include "server/chat_templates.h"
 
 #include <algorithm>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

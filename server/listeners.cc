@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"

@@ -7,7 +7,6 @@
 //             tokens.
 // Threads:    any.
 
-#include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -1,7 +1,5 @@
 #include "server/api/server_probe.h"
 
-#include <string>
-
 #include "engine/request/arrival_counters.h"
 
 namespace quire::server {

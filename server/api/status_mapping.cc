@@ -1,6 +1,5 @@
 #include "server/api/status_mapping.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <random>
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/error_reason.h"

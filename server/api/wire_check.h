@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 
 namespace google::protobuf {
 class Descriptor;

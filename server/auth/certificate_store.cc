@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <ctime>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

@@ -4,14 +4,12 @@
 
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "base/json_text.h"
-#include "server/openai/openai_answer.h"
 
 namespace quire::server {
 namespace {

@@ -12,7 +12,6 @@
 // Threads:    one thread at a time.
 // Source:     api/types.go of Ollama at 017eb8ae.
 
-#include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>

@@ -5,7 +5,6 @@
 
 #include "base/status.h"
 #include "server/config/live_config.h"
-#include "server/config/options.h"
 
 namespace quire::server {
 namespace {

@@ -19,7 +19,6 @@
 #include "server/api/call_worker.h"
 #include "server/api/response_translator.h"
 #include "server/grpc/call_util.h"
-#include "server/grpc/error_details.h"
 #include "server/grpc/unary_call.h"
 #include "server/grpc/watch_stats_reactor.h"
 

@@ -3,7 +3,6 @@
 #include <grpcpp/server_context.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 

@@ -2,10 +2,6 @@
 
 #include <sys/sysinfo.h>
 
-#include <algorithm>
-#include <functional>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "quire/v1/generation.grpc.pb.h"
@@ -14,7 +10,6 @@
 #include "server/api/tokenization.h"
 #include "server/config/live_config.h"
 #include "server/grpc/call_util.h"
-#include "server/grpc/error_details.h"
 #include "server/grpc/evaluation_reactor.h"
 #include "server/grpc/generate_reactor.h"
 #include "server/grpc/unary_call.h"

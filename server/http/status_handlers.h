@@ -16,7 +16,6 @@
 // Lifetime:   the objects in StatusSources outlive the handlers.
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "base/mutex.h"
 #include "server/auth/certificate_store.h"
 

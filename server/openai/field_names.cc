@@ -1,6 +1,5 @@
 #include "server/openai/field_names.h"
 
-#include <cstddef>
 #include <optional>
 
 #include "absl/strings/ascii.h"

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/json_text.h"
 #include "base/status.h"

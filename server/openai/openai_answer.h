@@ -16,7 +16,6 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <vector>
 
 #include "quire/v1/generation.pb.h"
 #include "server/openai/answer_writer.h"

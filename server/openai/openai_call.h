@@ -24,7 +24,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "server/api/call_worker.h"
 #include "server/api/generation.h"
 #include "server/http/http_message.h"

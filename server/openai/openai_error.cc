@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"

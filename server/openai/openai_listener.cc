@@ -1,7 +1,5 @@
 #include "server/openai/openai_listener.h"
 
-#include <utility>
-
 #include "base/status.h"
 #include "server/config/live_config.h"
 

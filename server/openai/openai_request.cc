@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "base/status.h"
-#include "formats/json_value.h"
 #include "formats/ordered_json.h"
 #include "formats/raw_json.h"
 #include "server/api/request_translator.h"

@@ -4,9 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/closest_name.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -11,7 +10,6 @@
 #include "quire/v1/generation.pb.h"
 #include "server/api/status_mapping.h"
 #include "server/config/live_config.h"
-#include "server/config/options.h"
 #include "server/grpc/call_util.h"
 #include "server/grpc/error_details.h"
 #include "server/grpc/generate_reactor.h"
