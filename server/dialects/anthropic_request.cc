@@ -231,10 +231,7 @@ absl::Status ReadMessages(const JsonFields& body, absl::string_view bytes,
     QUIRE_RETURN_IF_ERROR(reader.ReadSystem(*system));
   }
   const auto messages = body.Find("messages");
-  if (!messages) {
-    return WithReason(absl::InvalidArgumentError("messages is missing"), Reason::kPromptMissing,
-                      {{"field", "messages"}, {"param", "messages"}});
-  }
+  if (!messages) return MissingInput("messages");
   QUIRE_RETURN_IF_ERROR(CheckArray(*messages));
   const std::vector<absl::string_view> raw =
       formats::RawElements(formats::RawMember(bytes, "messages"));
@@ -257,8 +254,7 @@ absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, const OpenAi
   QUIRE_RETURN_IF_ERROR(Check(tool, kTool, limits));
   const JsonFields fields(tool);
   QUIRE_ASSIGN_OR_RETURN(*spec->mutable_name(), RequiredText(tool, "name"));
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("description", [&](std::string text) { spec->set_description(text); }));
+  QUIRE_RETURN_IF_ERROR(fields.Text("description", spec->mutable_description()));
   QUIRE_RETURN_IF_ERROR(fields.Bool("strict", [&](bool strict) { spec->set_strict(strict); }));
   const auto schema = fields.Find("input_schema");
   if (!schema) return MissingMember(tool, "input_schema");
@@ -365,8 +361,7 @@ void SetNames(FieldNames* names) {
 
 absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
                          OpenAiRequest* result) {
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request->mutable_model()));
   v1::StoppingParams* const stopping = request->mutable_stopping();
   QUIRE_RETURN_IF_ERROR(
       body.Int32("max_tokens", [&](std::int32_t v) { stopping->set_max_tokens(v); }));
@@ -378,7 +373,7 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
   QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("top_p", [&](float v) { sampling->set_top_p(v); }));
   QUIRE_RETURN_IF_ERROR(body.Int32("top_k", [&](std::int32_t v) { sampling->set_top_k(v); }));
-  QUIRE_RETURN_IF_ERROR(body.Bool("stream", [&](bool v) { result->stream = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("stream", &result->stream));
   const auto metadata = body.Find("metadata");
   if (!metadata) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckObject(*metadata));

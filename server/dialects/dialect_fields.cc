@@ -12,14 +12,6 @@ namespace quire::server {
 
 using formats::JsonValue;
 
-absl::StatusOr<std::string> RequiredText(const JsonValue& object, absl::string_view key) {
-  const auto member = object.FindNonNull(key);
-  if (!member) return MissingMember(object, key);
-  absl::StatusOr<std::string> text = member->AsString();
-  if (!text.ok()) return NameField(text.status(), *member);
-  return text;
-}
-
 absl::StatusOr<std::string> TypeOf(const JsonValue& object, absl::string_view absent) {
   QUIRE_RETURN_IF_ERROR(CheckObject(object));
   if (!absent.empty() && !object.FindNonNull("type")) return std::string(absent);

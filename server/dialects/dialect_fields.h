@@ -15,8 +15,6 @@
 
 namespace quire::server {
 
-// Returns the string member `key`. If it is missing or not a string, the error names it.
-absl::StatusOr<std::string> RequiredText(const formats::JsonValue& object, absl::string_view key);
 // Returns the member `type` of an item, block or tool, or `absent` if that member is missing.
 absl::StatusOr<std::string> TypeOf(const formats::JsonValue& object, absl::string_view absent = "");
 // Returns the error of a `type` that is not supported. `remedy` ends the message.

@@ -11,8 +11,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "formats/ordered_json.h"
 #include "formats/raw_json.h"
+#include "server/dialects/dialect_fields.h"
 #include "server/openai/json_fields.h"
 
 namespace quire::server {
@@ -104,7 +104,7 @@ absl::Status ReadStops(const JsonFields& options, v1::StoppingParams* stopping) 
   const auto stop = options.Find("stop");
   if (!stop) return absl::OkStatus();
   if (stop->is_string()) {
-    return options.Text("stop", [&](std::string text) { stopping->add_stop(std::move(text)); });
+    return options.Text("stop", stopping->add_stop());
   }
   if (!stop->is_array()) return BadField(*stop, "must be a string or a list of strings");
   return ReadStrings(*stop, [&](std::string text) { stopping->add_stop(std::move(text)); });
@@ -150,18 +150,16 @@ absl::Status ReadFormat(const JsonFields& body, absl::string_view bytes,
   }
   if (!format->is_object()) return BadField(*format, "must be \"json\" or a JSON schema");
   // The schema keeps the order of its keys, because answers have that order.
-  const absl::string_view raw = formats::RawMember(bytes, "format");
-  request->mutable_constraint()->set_json_schema(
-      formats::OrderedText(formats::OrderedJson::parse(raw.begin(), raw.end())));
+  request->mutable_constraint()->set_json_schema(CompactJson(formats::RawMember(bytes, "format")));
   return absl::OkStatus();
 }
 
 absl::Status ReadLogprobs(const JsonFields& body, v1::OutputOptions* output,
                           OpenAiRequest* result) {
-  QUIRE_RETURN_IF_ERROR(body.Bool("logprobs", [&](bool v) { result->logprobs = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("logprobs", &result->logprobs));
   if (result->logprobs) output->set_logprobs(0);
   std::int32_t top = 0;
-  QUIRE_RETURN_IF_ERROR(body.Int32("top_logprobs", [&](std::int32_t v) { top = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("top_logprobs", &top));
   if (top == 0) return absl::OkStatus();
   if (!result->logprobs) return BadField(*body.Find("top_logprobs"), "needs logprobs to be true");
   output->set_logprobs(top);
@@ -195,7 +193,7 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
   QUIRE_RETURN_IF_ERROR(ReadOptions(body, limits, request));
   QUIRE_RETURN_IF_ERROR(ReadFormat(body, bytes, request));
   result->stream = true;
-  QUIRE_RETURN_IF_ERROR(body.Bool("stream", [&](bool v) { result->stream = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("stream", &result->stream));
   v1::OutputOptions* const output = request->mutable_output();
   QUIRE_RETURN_IF_ERROR(ReadLogprobs(body, output, result));
   output->set_text(true);
@@ -214,16 +212,12 @@ absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const O
 // `raw` is the call's text in the body.
 absl::Status ReadToolCall(const JsonValue& call, absl::string_view raw, v1::ToolCall* message) {
   if (!call.is_object()) return BadField(call, "must be an object");
-  QUIRE_RETURN_IF_ERROR(
-      JsonFields(call).Text("id", [&](std::string id) { message->set_id(std::move(id)); }));
+  QUIRE_RETURN_IF_ERROR(JsonFields(call).Text("id", message->mutable_id()));
   const auto function = call.FindNonNull("function");
   if (!function) return MissingMember(call, "function");
   if (!function->is_object()) return BadField(*function, "must be an object");
-  const JsonFields fields(*function);
-  if (!fields.Find("name")) return MissingMember(*function, "name");
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("name", [&](std::string name) { message->set_name(std::move(name)); }));
-  const auto arguments = fields.Find("arguments");
+  QUIRE_ASSIGN_OR_RETURN(*message->mutable_name(), RequiredText(*function, "name"));
+  const auto arguments = function->FindNonNull("arguments");
   if (!arguments) {
     message->set_arguments_json("{}");
     return absl::OkStatus();
@@ -237,17 +231,11 @@ absl::Status ReadToolCall(const JsonValue& call, absl::string_view raw, v1::Tool
 absl::Status ReadMessage(const JsonValue& value, absl::string_view raw, v1::ChatMessage* message) {
   if (!value.is_object()) return BadField(value, "must be an object");
   const JsonFields fields(value);
-  if (!fields.Find("role")) return MissingMember(value, "role");
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("role", [&](std::string text) { message->set_role(std::move(text)); }));
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("content", [&](std::string text) { message->set_content(std::move(text)); }));
-  QUIRE_RETURN_IF_ERROR(fields.Text(
-      "thinking", [&](std::string text) { message->set_reasoning_content(std::move(text)); }));
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("tool_name", [&](std::string text) { message->set_name(std::move(text)); }));
-  QUIRE_RETURN_IF_ERROR(fields.Text(
-      "tool_call_id", [&](std::string text) { message->set_tool_call_id(std::move(text)); }));
+  QUIRE_ASSIGN_OR_RETURN(*message->mutable_role(), RequiredText(value, "role"));
+  QUIRE_RETURN_IF_ERROR(fields.Text("content", message->mutable_content()));
+  QUIRE_RETURN_IF_ERROR(fields.Text("thinking", message->mutable_reasoning_content()));
+  QUIRE_RETURN_IF_ERROR(fields.Text("tool_name", message->mutable_name()));
+  QUIRE_RETURN_IF_ERROR(fields.Text("tool_call_id", message->mutable_tool_call_id()));
   const auto calls = fields.Find("tool_calls");
   if (!calls) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(CheckArray(*calls));
@@ -332,8 +320,7 @@ absl::Status ReadPromptAsChat(const JsonFields& body, v1::GenerateRequest* reque
   }));
   v1::ChatMessage* const message = chat->add_messages();
   message->set_role("user");
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("prompt", [&](std::string text) { message->set_content(std::move(text)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("prompt", message->mutable_content()));
   names->Set("chat.messages", "prompt");
   request->mutable_output()->set_parse(true);
   return ReadThink(body, chat);
@@ -366,14 +353,14 @@ absl::StatusOr<OpenAiRequest> ReadOllamaGenerate(absl::string_view bytes,
   v1::GenerateRequest request;
   QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &request, &result));
   std::string prompt;
-  QUIRE_RETURN_IF_ERROR(body.Text("prompt", [&](std::string text) { prompt = std::move(text); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("prompt", &prompt));
   if (prompt.empty()) {
     return WithReason(
         absl::InvalidArgumentError("prompt is empty; no call is needed to load the model"),
         Reason::kPromptMissing, {{"field", "prompt"}});
   }
   bool is_raw = false;
-  QUIRE_RETURN_IF_ERROR(body.Bool("raw", [&](bool v) { is_raw = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("raw", &is_raw));
   if (is_raw || !limits.has_chat_template) {
     for (const char* const key : {"system", "think"}) {
       const auto value = body.Find(key);

@@ -226,8 +226,7 @@ class ItemReader {
   absl::Status ReadCallOutput(const JsonValue& item) {
     v1::ChatMessage* const message = AddMessage("tool", item.path());
     QUIRE_ASSIGN_OR_RETURN(*message->mutable_tool_call_id(), RequiredText(item, "call_id"));
-    QUIRE_RETURN_IF_ERROR(
-        JsonFields(item).Text("name", [&](std::string name) { message->set_name(name); }));
+    QUIRE_RETURN_IF_ERROR(JsonFields(item).Text("name", message->mutable_name()));
     const auto output = item.FindNonNull("output");
     if (!output) return MissingMember(item, "output");
     return ReadParts(*output, {"input_text"}, message);
@@ -262,10 +261,7 @@ absl::Status ReadInput(const JsonFields& body, const OpenAiLimits& limits, v1::C
     reader.AddMessage("system", "instructions")->add_parts()->set_text(std::move(text));
   }));
   const auto input = body.Find("input");
-  if (!input) {
-    return WithReason(absl::InvalidArgumentError("input is missing"), Reason::kPromptMissing,
-                      {{"field", "input"}, {"param", "input"}});
-  }
+  if (!input) return MissingInput("input");
   if (input->is_string()) {
     QUIRE_ASSIGN_OR_RETURN(*reader.AddMessage("user", "input")->add_parts()->mutable_text(),
                            input->AsString());
@@ -335,8 +331,7 @@ absl::Status ReadTool(const JsonValue& tool, absl::string_view raw, const OpenAi
   QUIRE_RETURN_IF_ERROR(Check(tool, kTool, limits));
   const JsonFields fields(tool);
   QUIRE_ASSIGN_OR_RETURN(*spec->mutable_name(), RequiredText(tool, "name"));
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("description", [&](std::string text) { spec->set_description(text); }));
+  QUIRE_RETURN_IF_ERROR(fields.Text("description", spec->mutable_description()));
   QUIRE_RETURN_IF_ERROR(fields.Bool("strict", [&](bool strict) { spec->set_strict(strict); }));
   const auto parameters = fields.Find("parameters");
   if (!parameters) return absl::OkStatus();
@@ -425,7 +420,7 @@ absl::Status ReadInclude(const JsonFields& body, v1::OutputOptions* output, Open
   }
   if (result->logprobs) output->set_logprobs(0);
   std::int32_t top = 0;
-  QUIRE_RETURN_IF_ERROR(body.Int32("top_logprobs", [&](std::int32_t v) { top = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("top_logprobs", &top));
   if (top != 0 && !result->logprobs) {
     return BadField(*body.Find("top_logprobs"), absl::StrCat("needs ", kLogprobs, " in include"));
   }
@@ -476,15 +471,14 @@ void SetNames(FieldNames* names) {
 
 absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
                          OpenAiRequest* result) {
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request->mutable_model()));
   v1::SamplingParams* const sampling = request->mutable_sampling();
   QUIRE_RETURN_IF_ERROR(body.Float("temperature", [&](float v) { sampling->set_temperature(v); }));
   QUIRE_RETURN_IF_ERROR(body.Float("top_p", [&](float v) { sampling->set_top_p(v); }));
   QUIRE_RETURN_IF_ERROR(body.Int32("max_output_tokens", [&](std::int32_t v) {
     request->mutable_stopping()->set_max_tokens(v);
   }));
-  QUIRE_RETURN_IF_ERROR(body.Bool("stream", [&](bool v) { result->stream = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("stream", &result->stream));
   QUIRE_RETURN_IF_ERROR(body.Text("user", [&](std::string user) {
     (*request->mutable_labels())["user"] = TruncateLabel(std::move(user));
   }));

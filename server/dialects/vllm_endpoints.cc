@@ -1,6 +1,5 @@
 #include "server/dialects/vllm_endpoints.h"
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -71,8 +70,7 @@ absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldO
 // Reads all members except return_token_strs.
 absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
                           const UnknownFieldHandler& on_unknown, v1::TokenizeRequest* request) {
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request->mutable_model()));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_special_tokens", [&](bool v) { request->set_add_special_tokens(v); }));
   if (!body.Find("messages")) {
@@ -83,13 +81,11 @@ absl::Status ReadTokenize(const JsonFields& body, absl::string_view bytes,
                       Reason::kPromptMissing, {{"field", "prompt"}});
   }
   if (const auto prompt = body.Find("prompt")) {
-    return NameField(prompt->Error("cannot be combined with messages"), *prompt);
+    return BadField(*prompt, "cannot be combined with messages");
   }
   if (request->add_special_tokens()) {
-    const JsonValue value = *body.Find("add_special_tokens");
-    return NameField(
-        value.Error("must be false with messages, because the chat template writes these tokens"),
-        value);
+    return BadField(*body.Find("add_special_tokens"),
+                    "must be false with messages, because the chat template writes these tokens");
   }
   QUIRE_RETURN_IF_ERROR(CheckElements(body, "messages", kMessage, on_unknown));
   QUIRE_RETURN_IF_ERROR(CheckElements(body, "tools", kTool, on_unknown));
@@ -119,7 +115,7 @@ absl::StatusOr<EvaluationPlan> ReadTokenizeBody(const EvaluationBodyContext& con
                          Parse(bytes, kTokenizeBody, context.limits));
   const JsonFields body(document.root());
   bool with_strings = false;
-  QUIRE_RETURN_IF_ERROR(body.Bool("return_token_strs", [&](bool v) { with_strings = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("return_token_strs", &with_strings));
   v1::TokenizeRequest request;
   QUIRE_RETURN_IF_ERROR(ReadTokenize(body, bytes, context.limits.on_unknown_field, &request));
   v1::TokenizeResponse response;
@@ -144,20 +140,14 @@ absl::StatusOr<EvaluationPlan> ReadDetokenizeBody(const EvaluationBodyContext& c
                          Parse(bytes, kDetokenizeBody, context.limits));
   const JsonFields body(document.root());
   v1::DetokenizeRequest request;
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request.mutable_model()));
   const auto tokens = body.Find("tokens");
   if (!tokens) {
     return WithReason(absl::InvalidArgumentError("tokens is missing; send a list of token ids"),
                       Reason::kBadParameter, {{"field", "tokens"}});
   }
-  if (!tokens->is_array()) return NameField(tokens->Error("must be a list of token ids"), *tokens);
-  for (std::size_t i = 0; i < tokens->size(); ++i) {
-    const JsonValue id = tokens->At(i);
-    const auto value = id.AsInteger(0, std::numeric_limits<std::int32_t>::max());
-    if (!value.ok()) return NameField(value.status(), id);
-    request.add_token_ids(static_cast<std::int32_t>(*value));
-  }
+  QUIRE_RETURN_IF_ERROR(
+      ReadTokenIds(*tokens, /*min=*/0, [&](std::int32_t id) { request.add_token_ids(id); }));
   v1::DetokenizeResponse response;
   const absl::Status status = Detokenize(context.served, request, &response);
   if (absl::IsInvalidArgument(status)) {

@@ -32,16 +32,13 @@ absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
   for (std::size_t i = 0; i < content.size(); ++i) {
     const JsonValue part = content.At(i);
     QUIRE_RETURN_IF_ERROR(CheckObject(part));
-    const JsonFields fields(part);
     std::string type;
-    QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
+    QUIRE_RETURN_IF_ERROR(JsonFields(part).Text("type", &type));
     if (type != "text") {
       return BadField(
           part, absl::StrCat("has type \"", type.substr(0, 40), "\", but only text is supported"));
     }
-    if (!fields.Find("text")) return MissingMember(part, "text");
-    QUIRE_RETURN_IF_ERROR(
-        fields.Text("text", [&](std::string value) { message->add_parts()->set_text(value); }));
+    QUIRE_ASSIGN_OR_RETURN(*message->add_parts()->mutable_text(), RequiredText(part, "text"));
   }
   return absl::OkStatus();
 }
@@ -49,16 +46,14 @@ absl::Status ReadContent(const JsonValue& content, v1::ChatMessage* message) {
 // Reads {"name": .., "arguments": ..}.
 absl::Status ReadCalledFunction(const JsonValue& function, v1::ToolCall* message) {
   QUIRE_RETURN_IF_ERROR(CheckObject(function));
-  const JsonFields fields(function);
-  if (!fields.Find("name")) return MissingMember(function, "name");
-  QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string name) { message->set_name(name); }));
-  return fields.Text("arguments", [&](std::string text) { message->set_arguments_json(text); });
+  QUIRE_ASSIGN_OR_RETURN(*message->mutable_name(), RequiredText(function, "name"));
+  return JsonFields(function).Text("arguments", message->mutable_arguments_json());
 }
 
 absl::Status ReadToolCall(const JsonValue& call, v1::ToolCall* message) {
   QUIRE_RETURN_IF_ERROR(CheckObject(call));
   const JsonFields fields(call);
-  QUIRE_RETURN_IF_ERROR(fields.Text("id", [&](std::string id) { message->set_id(id); }));
+  QUIRE_RETURN_IF_ERROR(fields.Text("id", message->mutable_id()));
   const auto function = fields.Find("function");
   if (!function) return MissingMember(call, "function");
   return ReadCalledFunction(*function, message);
@@ -83,7 +78,7 @@ absl::Status ReadToolCalls(const JsonFields& fields, v1::ChatMessage* message) {
 absl::Status ReadReasoning(const JsonFields& fields, v1::ChatMessage* message) {
   for (const char* key : {"reasoning_content", "reasoning", "thinking"}) {
     std::string text;
-    QUIRE_RETURN_IF_ERROR(fields.Text(key, [&](std::string value) { text = std::move(value); }));
+    QUIRE_RETURN_IF_ERROR(fields.Text(key, &text));
     if (text.empty()) continue;
     const std::string& known = message->reasoning_content();
     if (!known.empty() && known != text) {
@@ -100,11 +95,9 @@ absl::Status ReadReasoning(const JsonFields& fields, v1::ChatMessage* message) {
 absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
   QUIRE_RETURN_IF_ERROR(CheckObject(value));
   const JsonFields fields(value);
-  if (!fields.Find("role")) return MissingMember(value, "role");
-  QUIRE_RETURN_IF_ERROR(fields.Text("role", [&](std::string role) { message->set_role(role); }));
-  QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string name) { message->set_name(name); }));
-  QUIRE_RETURN_IF_ERROR(
-      fields.Text("tool_call_id", [&](std::string id) { message->set_tool_call_id(id); }));
+  QUIRE_ASSIGN_OR_RETURN(*message->mutable_role(), RequiredText(value, "role"));
+  QUIRE_RETURN_IF_ERROR(fields.Text("name", message->mutable_name()));
+  QUIRE_RETURN_IF_ERROR(fields.Text("tool_call_id", message->mutable_tool_call_id()));
   QUIRE_RETURN_IF_ERROR(ReadReasoning(fields, message));
   // Only an assistant message may have no content: it may consist of reasoning and tool calls.
   const auto content = fields.Find("content");
@@ -137,26 +130,20 @@ absl::StatusOr<std::string> ReadFunctionName(const JsonValue& tool) {
   QUIRE_RETURN_IF_ERROR(CheckObject(tool));
   const JsonFields fields(tool);
   std::string type = "function";
-  QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
+  QUIRE_RETURN_IF_ERROR(fields.Text("type", &type));
   if (type != "function") return BadField(tool, "must be of type function");
   const auto function = fields.Find("function");
   if (!function) return MissingMember(tool, "function");
   QUIRE_RETURN_IF_ERROR(CheckObject(*function));
-  std::string name;
-  const JsonFields inner(*function);
-  if (!inner.Find("name")) return MissingMember(*function, "name");
-  QUIRE_RETURN_IF_ERROR(inner.Text("name", [&](std::string value) { name = value; }));
-  return name;
+  return RequiredText(*function, "name");
 }
 
 // Checks the types of {"name": .., "description": .., "parameters": .., "strict": ..}, and returns
 // the name.
 absl::StatusOr<std::string> CheckFunction(const JsonValue& function) {
   QUIRE_RETURN_IF_ERROR(CheckObject(function));
+  QUIRE_ASSIGN_OR_RETURN(std::string name, RequiredText(function, "name"));
   const JsonFields fields(function);
-  std::string name;
-  if (!fields.Find("name")) return MissingMember(function, "name");
-  QUIRE_RETURN_IF_ERROR(fields.Text("name", [&](std::string value) { name = value; }));
   const auto ignore = [](const auto&) {};
   QUIRE_RETURN_IF_ERROR(fields.Text("description", ignore));
   QUIRE_RETURN_IF_ERROR(fields.Bool("strict", ignore));
@@ -164,14 +151,6 @@ absl::StatusOr<std::string> CheckFunction(const JsonValue& function) {
     QUIRE_RETURN_IF_ERROR(CheckObject(*parameters));
   }
   return name;
-}
-
-// Returns the tool's name. `raw` is the tool's text in the body.
-absl::StatusOr<std::string> ReadTool(const JsonValue& tool, absl::string_view raw,
-                                     v1::ToolSpec* spec) {
-  QUIRE_RETURN_IF_ERROR(ReadFunctionName(tool).status());
-  spec->set_tool_json(std::string(raw));
-  return CheckFunction(*tool.Find("function"));
 }
 
 // Names of the allowed tools; absent: all tools are allowed.
@@ -293,13 +272,14 @@ absl::Status ReadTools(const JsonFields& body, absl::string_view bytes, v1::Chat
     const std::vector<absl::string_view> raw =
         formats::RawElements(formats::RawMember(bytes, "tools"));
     for (std::size_t i = 0; i < tools->size(); ++i) {
-      v1::ToolSpec spec;
-      QUIRE_ASSIGN_OR_RETURN(std::string name, ReadTool(tools->At(i), raw[i], &spec));
+      const JsonValue tool = tools->At(i);
+      QUIRE_RETURN_IF_ERROR(ReadFunctionName(tool).status());
+      QUIRE_ASSIGN_OR_RETURN(std::string name, CheckFunction(*tool.Find("function")));
       const bool is_wanted = !allowed || wanted.contains(name);
       declared.insert(std::move(name));
       if (!is_wanted) continue;
       indexes.push_back(i);
-      *chat->add_tools() = std::move(spec);
+      chat->add_tools()->set_tool_json(std::string(raw[i]));
     }
     names->SetToolIndexes(std::move(indexes));
   }
@@ -367,7 +347,7 @@ absl::Status SetVariable(const JsonFields& body, const std::string& name, const 
 // Reads reasoning_effort, enable_thinking and documents, which are variables of the template.
 absl::Status ReadVariables(const JsonFields& body, v1::ChatPrompt* chat) {
   std::optional<bool> enable_thinking;
-  QUIRE_RETURN_IF_ERROR(body.Bool("enable_thinking", [&](bool v) { enable_thinking = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("enable_thinking", &enable_thinking));
   if (enable_thinking) {
     QUIRE_RETURN_IF_ERROR(
         SetVariable(body, "enable_thinking", *body.Find("enable_thinking"), chat));
@@ -417,10 +397,7 @@ absl::StatusOr<std::string> ReadReasoningEffort(const JsonValue& value) {
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names) {
   const auto messages = body.Find("messages");
-  if (!messages) {
-    return WithReason(absl::InvalidArgumentError("messages is missing"), Reason::kPromptMissing,
-                      {{"field", "messages"}});
-  }
+  if (!messages) return MissingInput("messages");
   QUIRE_RETURN_IF_ERROR(CheckArray(*messages));
   for (std::size_t i = 0; i < messages->size(); ++i) {
     QUIRE_RETURN_IF_ERROR(ReadMessage(messages->At(i), chat->add_messages()));
@@ -432,8 +409,7 @@ absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1:
   QUIRE_RETURN_IF_ERROR(body.Bool("continue_final_message",
                                   [&](bool open) { chat->set_continue_final_message(open); }));
   if (chat->continue_final_message()) QUIRE_RETURN_IF_ERROR(CheckFinalMessage(*messages));
-  QUIRE_RETURN_IF_ERROR(body.Text(
-      "chat_template", [&](std::string text) { chat->set_template_text(std::move(text)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("chat_template", chat->mutable_template_text()));
   if (const auto text = body.Find("chat_template"); text && chat->template_text().empty()) {
     return BadField(*text, "is empty; omit it to use the template of the model");
   }

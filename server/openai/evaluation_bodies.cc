@@ -27,11 +27,6 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t kMaxTexts = 2048;
 
-absl::Status MissingField(absl::string_view field) {
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is missing")),
-                    Reason::kPromptMissing, {{"field", std::string(field)}});
-}
-
 absl::Status EmptyField(const JsonValue& value) {
   return WithReason(value.Error("is empty"), Reason::kPromptMissing, {{"field", value.path()}});
 }
@@ -44,7 +39,7 @@ absl::Status CheckLength(const JsonValue& list) {
 
 absl::Status ReadModel(const JsonFields& body, const ServedModel& served) {
   std::string model;
-  QUIRE_RETURN_IF_ERROR(body.Text("model", [&](std::string name) { model = std::move(name); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", &model));
   return served.translator.CheckModel(model);
 }
 
@@ -63,19 +58,15 @@ absl::Status ReadInput(const JsonValue& value, v1::EmbedInput* input,
   }
   if (!value.is_array()) return BadField(value, "must be a string or a list of token ids");
   if (value.size() == 0) return EmptyField(value);
-  for (std::size_t i = 0; i < value.size(); ++i) {
-    const auto id = value.At(i).AsInteger(0, std::numeric_limits<std::int32_t>::max());
-    if (!id.ok()) return NameField(id.status(), value.At(i));
-    input->mutable_token_ids()->add_ids(static_cast<std::int32_t>(*id));
-  }
-  return absl::OkStatus();
+  return ReadTokenIds(value, /*min=*/0,
+                      [&](std::int32_t id) { input->mutable_token_ids()->add_ids(id); });
 }
 
 // Appends the path of each input to `fields`.
 absl::Status ReadInputs(const JsonFields& body, v1::EmbedRequest* request,
                         std::vector<std::string>* fields) {
   const auto input = body.Find("input");
-  if (!input) return MissingField("input");
+  if (!input) return MissingInput("input");
   const bool is_list = input->is_array() && (input->size() == 0 || !input->At(0).is_number());
   if (!is_list) return ReadInput(*input, request->add_inputs(), fields);
   QUIRE_RETURN_IF_ERROR(CheckLength(*input));
@@ -90,7 +81,7 @@ absl::StatusOr<std::vector<EvaluationItem>> ReadItems(const ServedModel& served,
                                                       v1::EmbedRequest* request) {
   std::vector<std::string> fields;
   std::int32_t kept = -1;
-  QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", [&](std::int32_t v) { kept = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", &kept));
   if (kept != -1) {
     return BadField(*body.Find("truncate_prompt_tokens"),
                     absl::StrCat("is ", kept,
@@ -137,13 +128,12 @@ absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& conte
                          ParseBody(bytes, kEmbeddingBody, context.limits));
   const JsonFields body(document.root());
   v1::EmbedRequest request;
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request.mutable_model()));
   QUIRE_RETURN_IF_ERROR(
       body.Int32("dimensions", [&](std::int32_t v) { request.set_dimensions(v); }));
   QUIRE_RETURN_IF_ERROR(body.Bool("normalize", [&](bool v) { request.set_normalize(v); }));
   std::string format = "float";
-  QUIRE_RETURN_IF_ERROR(body.Text("encoding_format", [&](std::string v) { format = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Text("encoding_format", &format));
   if (format != "float" && format != "base64") {
     return BadField(*body.Find("encoding_format"), "must be float or base64");
   }
@@ -184,7 +174,7 @@ absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<co
     value = member;
     result.name = name;
   }
-  if (!value) return MissingField(*names.begin());
+  if (!value) return MissingInput(*names.begin());
   const auto add = [&result](const JsonValue& text) -> absl::Status {
     result.fields.push_back(text.path());
     QUIRE_ASSIGN_OR_RETURN(result.texts.emplace_back(), ReadDocument(text));
@@ -271,10 +261,10 @@ absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
   QUIRE_ASSIGN_OR_RETURN(Texts document_texts, ReadTexts(body, {"documents"}));
   std::vector<std::string>& documents = document_texts.texts;
   std::int32_t top_n = std::numeric_limits<std::int32_t>::max();
-  QUIRE_RETURN_IF_ERROR(body.Int32("top_n", [&](std::int32_t v) { top_n = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("top_n", &top_n));
   if (top_n < 1) return BadField(*body.Find("top_n"), "must be above 0");
   bool returns_documents = true;
-  QUIRE_RETURN_IF_ERROR(body.Bool("return_documents", [&](bool v) { returns_documents = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("return_documents", &returns_documents));
   std::vector<TextPair> pairs;
   for (std::size_t i = 0; i < documents.size(); ++i) {
     pairs.push_back({.query = query.texts.front(),
@@ -327,8 +317,7 @@ absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context
   QUIRE_RETURN_IF_ERROR(CheckIsClassifier(served));
   v1::EmbedRequest request;
   request.set_pooling(v1::POOLING_LAST);
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request.set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request.mutable_model()));
   EvaluationPlan plan;
   QUIRE_ASSIGN_OR_RETURN(plan.items, ReadItems(served, body, &request));
   plan.answer = [&served, id = context.request_id, created = absl::ToUnixSeconds(context.wall_now)](

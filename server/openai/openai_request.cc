@@ -47,18 +47,7 @@ absl::Status ReadLogitBias(const JsonFields& body, const OpenAiLimits& limits,
   return absl::OkStatus();
 }
 
-template <typename Add>
-absl::Status ReadIds(const JsonValue& list, Add add) {
-  if (!list.is_array()) return BadField(list, "must be a list of token ids");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const JsonValue id = list.At(i);
-    const auto value = id.AsInteger(std::numeric_limits<std::int32_t>::min(),
-                                    std::numeric_limits<std::int32_t>::max());
-    if (!value.ok()) return NameField(value.status(), id);
-    add(static_cast<std::int32_t>(*value));
-  }
-  return absl::OkStatus();
-}
+constexpr std::int32_t kAnyId = std::numeric_limits<std::int32_t>::min();  // ids are checked later
 
 absl::Status ReadAllowedTokens(const JsonFields& body, v1::SamplingParams* sampling) {
   const auto ids = body.Find("allowed_token_ids");
@@ -66,7 +55,7 @@ absl::Status ReadAllowedTokens(const JsonFields& body, v1::SamplingParams* sampl
   if (ids->is_array() && ids->size() == 0) {
     return BadField(*ids, "must have at least one id; omit it to allow all tokens");
   }
-  return ReadIds(*ids, [&](std::int32_t id) { sampling->add_allowed_token_ids(id); });
+  return ReadTokenIds(*ids, kAnyId, [&](std::int32_t id) { sampling->add_allowed_token_ids(id); });
 }
 
 // Reads DRY parameters under the names of llama.cpp.
@@ -144,7 +133,7 @@ absl::Status ReadStopping(const JsonFields& body, v1::StoppingParams* stopping, 
   if (const auto stop = body.Find("stop")) QUIRE_RETURN_IF_ERROR(ReadStops(*stop, stopping, names));
   if (const auto ids = body.Find("stop_token_ids")) {
     QUIRE_RETURN_IF_ERROR(
-        ReadIds(*ids, [&](std::int32_t id) { stopping->add_stop_token_ids(id); }));
+        ReadTokenIds(*ids, kAnyId, [&](std::int32_t id) { stopping->add_stop_token_ids(id); }));
   }
   return absl::OkStatus();
 }
@@ -212,15 +201,13 @@ absl::Status ReadConstraintMembers(const JsonFields& fields, const std::string& 
   }
   if (const auto regex = fields.Find(prefix + "regex")) {
     QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*regex, *request, names));
-    QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "regex", [&](std::string text) {
-      request->mutable_constraint()->set_regex(std::move(text));
-    }));
+    QUIRE_RETURN_IF_ERROR(
+        fields.Text(prefix + "regex", request->mutable_constraint()->mutable_regex()));
   }
   if (const auto grammar = fields.Find(prefix + "grammar")) {
     QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*grammar, *request, names));
-    QUIRE_RETURN_IF_ERROR(fields.Text(prefix + "grammar", [&](std::string text) {
-      request->mutable_constraint()->set_ebnf_grammar(std::move(text));
-    }));
+    QUIRE_RETURN_IF_ERROR(
+        fields.Text(prefix + "grammar", request->mutable_constraint()->mutable_ebnf_grammar()));
   }
   if (const auto choice = fields.Find(prefix + "choice")) {
     QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*choice, *request, names));
@@ -229,7 +216,7 @@ absl::Status ReadConstraintMembers(const JsonFields& fields, const std::string& 
         ReadStrings(*choice, [&](std::string text) { choices->add_values(std::move(text)); }));
   }
   bool is_object = false;
-  QUIRE_RETURN_IF_ERROR(fields.Bool(prefix + "json_object", [&](bool v) { is_object = v; }));
+  QUIRE_RETURN_IF_ERROR(fields.Bool(prefix + "json_object", &is_object));
   if (!is_object) return absl::OkStatus();
   QUIRE_RETURN_IF_ERROR(
       CheckFirstConstraint(*fields.Find(prefix + "json_object"), *request, names));
@@ -289,7 +276,7 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
   if (!format->is_object()) return BadField(*format, "must be an object");
   const JsonFields fields(*format);
   std::string type;
-  QUIRE_RETURN_IF_ERROR(fields.Text("type", [&](std::string value) { type = value; }));
+  QUIRE_RETURN_IF_ERROR(fields.Text("type", &type));
   if (type == "text") return CheckMembers(*format, "a response format of type text", {"type"});
   QUIRE_RETURN_IF_ERROR(CheckFirstConstraint(*format, *request, names));
   const absl::string_view raw = formats::RawMember(bytes, "response_format");
@@ -321,7 +308,7 @@ absl::Status ReadResponseFormat(const JsonFields& body, absl::string_view bytes,
 }
 
 absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
-  QUIRE_RETURN_IF_ERROR(body.Bool("stream", [&](bool v) { result->stream = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("stream", &result->stream));
   const auto options = body.Find("stream_options");
   if (!options) return absl::OkStatus();
   if (!options->is_object()) return BadField(*options, "must be an object");
@@ -331,7 +318,7 @@ absl::Status ReadStream(const JsonFields& body, OpenAiRequest* result) {
   QUIRE_RETURN_IF_ERROR(fields.Bool("continuous_usage_stats", [&](bool v) {
     result->continuous_usage = result->include_usage = v;
   }));
-  QUIRE_RETURN_IF_ERROR(fields.Bool("include_usage", [&](bool v) { result->include_usage = v; }));
+  QUIRE_RETURN_IF_ERROR(fields.Bool("include_usage", &result->include_usage));
   result->continuous_usage = result->continuous_usage && result->include_usage;
   return absl::OkStatus();
 }
@@ -352,8 +339,7 @@ absl::Status ReadConstraintOptions(const JsonFields& body, v1::GenerateRequest* 
   const bool has_json = HasJson(request->constraint());
   if (const auto structured = body.Find("structured_outputs")) {
     bool is_compact = false;
-    QUIRE_RETURN_IF_ERROR(
-        JsonFields(*structured).Bool("disable_any_whitespace", [&](bool v) { is_compact = v; }));
+    QUIRE_RETURN_IF_ERROR(JsonFields(*structured).Bool("disable_any_whitespace", &is_compact));
     if (is_compact && !has_json) {
       return BadField(*JsonFields(*structured).Find("disable_any_whitespace"),
                       "must be false unless the constraint produces JSON");
@@ -392,7 +378,7 @@ absl::Status ReadUnenforced(const JsonFields& body, v1::GenerateRequest* request
 // Reads vLLM's truncate_prompt_tokens. The value -1 keeps as many tokens as fit into the context.
 absl::Status ReadTruncation(const JsonFields& body, v1::GenerateRequest* request) {
   std::int32_t kept = 0;
-  QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", [&](std::int32_t v) { kept = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("truncate_prompt_tokens", &kept));
   const auto value = body.Find("truncate_prompt_tokens");
   if (!value) return absl::OkStatus();
   if (kept == -1) {
@@ -420,14 +406,13 @@ absl::Status ReadPromptOutput(const JsonFields& body, v1::OutputOptions* output,
     return BadField(*body.Find("prompt_logprobs"),
                     "is not available with stream; set stream to false");
   }
-  return body.Bool("return_token_ids", [&](bool v) { result->token_ids = v; });
+  return body.Bool("return_token_ids", &result->token_ids);
 }
 
 // Reads the fields that completions and chat calls share.
 absl::Status ReadShared(const JsonFields& body, absl::string_view bytes, const OpenAiLimits& limits,
                         v1::GenerateRequest* request, OpenAiRequest* result) {
-  QUIRE_RETURN_IF_ERROR(
-      body.Text("model", [&](std::string name) { request->set_model(std::move(name)); }));
+  QUIRE_RETURN_IF_ERROR(body.Text("model", request->mutable_model()));
   QUIRE_RETURN_IF_ERROR(ReadSampling(body, request->mutable_sampling()));
   QUIRE_RETURN_IF_ERROR(ReadLogitBias(body, limits, request->mutable_sampling()));
   FieldNames* const names = &result->names;
@@ -476,16 +461,13 @@ absl::Status AddPrompt(const JsonValue& prompt, const v1::GenerateRequest& share
   }
   if (!prompt.is_array()) return BadField(prompt, "must be a string or a list of token ids");
   v1::TokenIds* const ids = request.mutable_token_ids();
-  return ReadIds(prompt, [&](std::int32_t id) { ids->add_ids(id); });
+  return ReadTokenIds(prompt, kAnyId, [&](std::int32_t id) { ids->add_ids(id); });
 }
 
 absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& shared,
                         OpenAiRequest* result) {
   const auto prompt = body.Find("prompt");
-  if (!prompt) {
-    return WithReason(absl::InvalidArgumentError("prompt is missing"), Reason::kPromptMissing,
-                      {{"field", "prompt"}});
-  }
+  if (!prompt) return MissingInput("prompt");
   const bool is_list = prompt->is_array() && prompt->size() > 0 && !prompt->At(0).is_number();
   if (!is_list) return AddPrompt(*prompt, shared, result);
   if (prompt->size() > kMaxPrompts) {
@@ -514,7 +496,7 @@ absl::Status AddPrompts(const JsonFields& body, const v1::GenerateRequest& share
 absl::Status ReadBestOf(const JsonFields& body, v1::GenerateRequest* shared,
                         OpenAiRequest* result) {
   std::int32_t best = result->choices;
-  QUIRE_RETURN_IF_ERROR(body.Int32("best_of", [&](std::int32_t v) { best = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Int32("best_of", &best));
   const v1::SamplingParams& sampling = shared->sampling();
   const bool is_n_valid = !sampling.has_choice_count() || sampling.choice_count() >= 1;
   // The translator refuses an n below 1 later.
@@ -574,7 +556,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
   OpenAiRequest result;
   v1::GenerateRequest shared;
   QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &shared, &result));
-  QUIRE_RETURN_IF_ERROR(body.Bool("echo", [&](bool v) { result.echo = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("echo", &result.echo));
   QUIRE_RETURN_IF_ERROR(
       body.Bool("add_special_tokens", [&](bool v) { shared.set_add_special_tokens(v); }));
   v1::OutputOptions* const output = shared.mutable_output();
@@ -609,7 +591,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
   result.is_chat = true;
   v1::GenerateRequest request;
   QUIRE_RETURN_IF_ERROR(ReadShared(body, bytes, limits, &request, &result));
-  QUIRE_RETURN_IF_ERROR(body.Bool("logprobs", [&](bool v) { result.logprobs = v; }));
+  QUIRE_RETURN_IF_ERROR(body.Bool("logprobs", &result.logprobs));
   v1::OutputOptions* const output = request.mutable_output();
   if (result.logprobs) output->set_logprobs(0);
   const auto top = body.Find("top_logprobs");
