@@ -95,26 +95,24 @@ Listeners::Listeners(const DaemonOptions& options, absl::Time start_time, Servin
 absl::Status Listeners::Start(const HandlerContext& context, DrainControl* drain, LiveConfig* live,
                               const CertificateStore* certificates) {
   context_ = context;
-  admin_ = std::make_unique<AdminService>(context_, drain, live);
+  admin_ = MakeAdminService(context_, drain, live);
   QUIRE_RETURN_IF_ERROR(StartGrpc(certificates));
   return StartHttp(drain, certificates);
 }
 
 std::vector<grpc::Service*> Listeners::MakeDataServices() {
-  generation_ = std::make_unique<GenerationService>(
-      context_,
-      ServerDescription{.version = kVersion,
-                        .git_commit = kGitCommit,
-                        .build_type = kBuildType,
-                        .start_time = start_time_,
-                        .max_receive_message_bytes = options_.transport.max_receive_message_bytes});
-  if (!options_.vllm_service) return {generation_->service()};
-  vllm_ = std::make_unique<VllmService>(
-      context_, VllmDescription{.version = kVersion,
-                                .start_time = start_time_,
-                                .model_path = options_.model.path,
-                                .has_own_files = options_.model.path != "embedded"});
-  return {generation_->service(), vllm_->service()};
+  generation_ = MakeGenerationService(
+      context_, {.version = kVersion,
+                 .git_commit = kGitCommit,
+                 .build_type = kBuildType,
+                 .start_time = start_time_,
+                 .max_receive_message_bytes = options_.transport.max_receive_message_bytes});
+  if (!options_.vllm_service) return {generation_.get()};
+  vllm_ = MakeVllmService(context_, {.version = kVersion,
+                                     .start_time = start_time_,
+                                     .model_path = options_.model.path,
+                                     .has_own_files = options_.model.path != "embedded"});
+  return {generation_.get(), vllm_.get()};
 }
 
 absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
@@ -140,7 +138,7 @@ absl::Status Listeners::StartGrpc(const CertificateStore* certificates) {
                                       .certificates = certificates,
                                       .peers = &peers_,
                                       .registry = metrics_},
-                                     {admin_->service()});
+                                     {admin_.get()});
     if (!admin.ok()) return WithKey(admin.status(), "server.admin.listen");
     admin_listener_ = *std::move(admin);
     listeners.push_back(admin_listener_.get());
@@ -167,7 +165,7 @@ absl::Status Listeners::StartHttp(const DrainControl* drain, const CertificateSt
     openai_listener_ = *std::move(openai);
   }
   if (!options_.http.listen.empty()) {
-    auto http = HttpListener::Start(
+    auto http = StartHttpListener(
         {.address = options_.http.listen,
          .num_threads = options_.http.threads,
          .max_connections = options_.http.max_connections,

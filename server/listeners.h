@@ -33,10 +33,6 @@
 #include "server/openai/openai_listener.h"
 #include "server/vllm/vllm_service.h"
 
-namespace grpc {
-class Service;
-}
-
 namespace quire::server {
 
 class Listeners {
@@ -88,11 +84,10 @@ class Listeners {
   Mutex health_mutex_;
   std::unique_ptr<HealthService> health_ ABSL_GUARDED_BY(health_mutex_);
 
-  std::unique_ptr<GenerationService> generation_;
-  std::unique_ptr<VllmService> vllm_;  // null if not enabled
-  std::unique_ptr<AdminService> admin_;
+  std::unique_ptr<grpc::Service> generation_, admin_;
+  std::unique_ptr<grpc::Service> vllm_;  // null if not enabled
   std::unique_ptr<GrpcListener> data_listener_, admin_listener_;
-  std::unique_ptr<HttpListener> http_listener_;
+  std::unique_ptr<HttpServer> http_listener_;
   std::unique_ptr<OpenAiListener> openai_listener_;  // null if not enabled
   absl::Time next_poll_ = absl::InfinitePast(), next_check_ = absl::InfinitePast(),
              next_sample_ = absl::InfinitePast();

@@ -2,7 +2,8 @@
 
 // Metrics of the process and the build, read at scrape time, and the model's memory and load times.
 //
-// Place:      called by the daemon. The registry prints the metrics, HttpListener serves them.
+// Place:      called by the daemon. The registry prints the metrics, and the operators' listener
+//             serves them.
 // Threads:    callbacks run on scraping threads and read only atomics and /proc/self.
 // Lifetime:   the state outlives the registry's last scrape.
 

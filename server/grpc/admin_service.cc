@@ -159,11 +159,9 @@ absl::Status CheckIntegrity(engine::Engine* engine, v1::CheckIntegrityResponse* 
   return absl::OkStatus();
 }
 
-}  // namespace
-
-class AdminService::Impl final : public RawService {
+class AdminService final : public RawService {
  public:
-  Impl(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
+  AdminService(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
       : context_(context), drain_(drain), config_(config), worker_(kNumWorkers, kMaxQueuedCalls) {
     // A reload replaces the levels that SetLogLevel set, so their pending reverts are cancelled.
     const absl::Status status = config_->Subscribe(
@@ -349,13 +347,11 @@ class AdminService::Impl final : public RawService {
   CallWorker worker_;
 };
 
-AdminService::AdminService(const HandlerContext& context, DrainControl* drain, LiveConfig* config)
-    : impl_(std::make_unique<Impl>(context, drain, config)) {}
+}  // namespace
 
-AdminService::~AdminService() = default;
-
-grpc::Service* AdminService::service() {
-  return impl_.get();
+std::unique_ptr<grpc::Service> MakeAdminService(const HandlerContext& context, DrainControl* drain,
+                                                LiveConfig* config) {
+  return std::make_unique<AdminService>(context, drain, config);
 }
 
 }  // namespace quire::server

@@ -55,11 +55,9 @@ void FillDevice(const runtime::DeviceDescription& description, v1::Device* devic
   device->set_memory_free_bytes(static_cast<std::int64_t>(info.freeram) * info.mem_unit);
 }
 
-}  // namespace
-
-class GenerationService::Impl final : public RawService {
+class GenerationService final : public RawService {
  public:
-  Impl(const HandlerContext& context, const ServerDescription& description)
+  GenerationService(const HandlerContext& context, const ServerDescription& description)
       : context_(context), description_(description), worker_(1, kMaxWaitingTextCalls) {}
 
   using Context = grpc::CallbackServerContext;
@@ -213,14 +211,11 @@ class GenerationService::Impl final : public RawService {
   CallWorker worker_;
 };
 
-GenerationService::GenerationService(const HandlerContext& context,
-                                     const ServerDescription& description)
-    : impl_(std::make_unique<Impl>(context, description)) {}
+}  // namespace
 
-GenerationService::~GenerationService() = default;
-
-grpc::Service* GenerationService::service() {
-  return impl_.get();
+std::unique_ptr<grpc::Service> MakeGenerationService(const HandlerContext& context,
+                                                     const ServerDescription& description) {
+  return std::make_unique<GenerationService>(context, description);
 }
 
 }  // namespace quire::server

@@ -8,16 +8,14 @@
 // Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.
 
+#include <grpcpp/impl/service_type.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "absl/time/time.h"
 #include "server/api/generation.h"
-
-namespace grpc {
-class Service;
-}
 
 namespace quire::server {
 
@@ -28,16 +26,7 @@ struct ServerDescription {
   std::int64_t max_receive_message_bytes = 0;
 };
 
-class GenerationService {
- public:
-  GenerationService(const HandlerContext& context, const ServerDescription& description);
-  ~GenerationService();
-
-  grpc::Service* service();
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
-};
+std::unique_ptr<grpc::Service> MakeGenerationService(const HandlerContext& context,
+                                                     const ServerDescription& description);
 
 }  // namespace quire::server

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "base/status.h"
 
 namespace quire::server {
 namespace {
@@ -38,7 +37,7 @@ std::optional<HttpAnswer> RefuseBody(const HttpRequest&) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpListener(
     const HttpListenerOptions& options, HttpHandlers handlers,
     const CertificateStore* certificates) {
   HttpServerOptions server;
@@ -51,13 +50,10 @@ absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(
   server.is_probe = &IsProbe;
   server.certificates = certificates;
   server.requires_client_certificate = false;  // probes have none
-  QUIRE_ASSIGN_OR_RETURN(
-      auto started,
-      HttpServer::Start(std::move(server), [handlers = std::move(handlers)](
-                                               const std::shared_ptr<HttpExchange>& exchange) {
-        exchange->Answer(AnswerOf(handlers, exchange->request()));
-      }));
-  return std::unique_ptr<HttpListener>(new HttpListener(std::move(started)));
+  return HttpServer::Start(std::move(server), [handlers = std::move(handlers)](
+                                                  const std::shared_ptr<HttpExchange>& exchange) {
+    exchange->Answer(AnswerOf(handlers, exchange->request()));
+  });
 }
 
 }  // namespace quire::server

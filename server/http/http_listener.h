@@ -9,7 +9,7 @@
 //             /metrics are answered even if all connections are in use.
 // Threads:    handlers run concurrently on the listener's own threads. A connection occupies no
 //             thread, so slow connections do not delay probes.
-// Lifetime:   objects that the handlers use outlive it.
+// Lifetime:   objects that the handlers use outlive the server.
 
 #include <functional>
 #include <map>
@@ -33,20 +33,9 @@ struct HttpListenerOptions {
   std::optional<int> max_connections_per_address = {};  // absent: see ConnectionTable
 };
 
-class HttpListener {
- public:
-  // Returns the errors of HttpServer::Start. If `certificates` is null, serves plain text.
-  static absl::StatusOr<std::unique_ptr<HttpListener>> Start(
-      const HttpListenerOptions& options, HttpHandlers handlers,
-      const CertificateStore* certificates = nullptr);
-
-  // Port 0 is replaced by the port that the system chose.
-  const std::string& address() const { return server_->address(); }
-
- private:
-  explicit HttpListener(std::unique_ptr<HttpServer> server) : server_(std::move(server)) {}
-
-  const std::unique_ptr<HttpServer> server_;
-};
+// Returns the errors of HttpServer::Start. If `certificates` is null, serves plain text.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpListener(
+    const HttpListenerOptions& options, HttpHandlers handlers,
+    const CertificateStore* certificates = nullptr);
 
 }  // namespace quire::server

@@ -15,7 +15,7 @@
 // connections of the kernel's accept queue are closed without an answer. After a short pause the
 // server accepts again.
 //
-// Place:      below HttpListener (operators) and the OpenAI-compatible listener.
+// Place:      below the operators' listener (http_listener.h) and the OpenAI-compatible listener.
 // Invariants: these steps of a connection have deadlines: the handshake, a head, the next bytes of
 //             a body, a whole body, a write, and the pause between two requests. Handlers have no
 //             deadline. If a handler throws an exception, only the connection of its request is

@@ -2,7 +2,7 @@
 
 // Handlers of GET /metrics, /livez, /readyz and /startupz.
 //
-// Place:      between ServingState, the metric registry and HttpListener.
+// Place:      between ServingState, the metric registry and the operators' listener.
 // Invariants: handlers answer from memory and never wait for the engine. /metrics needs the scope
 //             `metrics`, the other paths need no token.
 // Threads:    any.

@@ -93,11 +93,9 @@ void FillLoad(const ServedModel& served, const engine::EngineStats& stats,
   }
 }
 
-}  // namespace
-
-class VllmService::Impl final : public RawService {
+class VllmService final : public RawService {
  public:
-  Impl(const HandlerContext& context, const VllmDescription& description)
+  VllmService(const HandlerContext& context, const VllmDescription& description)
       : context_(context), description_(description) {}
 
   using Context = grpc::CallbackServerContext;
@@ -269,13 +267,11 @@ class VllmService::Impl final : public RawService {
   const VllmDescription description_;
 };
 
-VllmService::VllmService(const HandlerContext& context, const VllmDescription& description)
-    : impl_(std::make_unique<Impl>(context, description)) {}
+}  // namespace
 
-VllmService::~VllmService() = default;
-
-grpc::Service* VllmService::service() {
-  return impl_.get();
+std::unique_ptr<grpc::Service> MakeVllmService(const HandlerContext& context,
+                                               const VllmDescription& description) {
+  return std::make_unique<VllmService>(context, description);
 }
 
 }  // namespace quire::server

@@ -13,15 +13,13 @@
 // Lifetime:   outlives the gRPC server that it is registered with. The context's objects outlive
 //             it.
 
+#include <grpcpp/impl/service_type.h>
+
 #include <memory>
 #include <string>
 
 #include "absl/time/time.h"
 #include "server/api/generation.h"
-
-namespace grpc {
-class Service;
-}
 
 namespace quire::server {
 
@@ -33,16 +31,7 @@ struct VllmDescription {
   bool has_own_files = true;  // false: the embedded model, which has no path
 };
 
-class VllmService {
- public:
-  VllmService(const HandlerContext& context, const VllmDescription& description);
-  ~VllmService();
-
-  grpc::Service* service();
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
-};
+std::unique_ptr<grpc::Service> MakeVllmService(const HandlerContext& context,
+                                               const VllmDescription& description);
 
 }  // namespace quire::server

@@ -35,7 +35,7 @@ std::string Get(const std::string& address, const std::string& path) {
 }
 
 TEST(HttpListenerTest, ServesKnownPathsOnly) {
-  auto listener = HttpListener::Start(
+  auto listener = StartHttpListener(
       Options(), {{"/page", [](const HttpRequest&) { return HttpAnswer{.body = "hello\n"}; }}});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
@@ -50,16 +50,16 @@ TEST(HttpListenerTest, ServesKnownPathsOnly) {
 }
 
 TEST(HttpListenerTest, NamesAPortThatIsInUse) {
-  auto first = HttpListener::Start(Options(), {});
+  auto first = StartHttpListener(Options(), {});
   ASSERT_TRUE(first.ok());
-  const auto second = HttpListener::Start(Options((*first)->address()), {});
+  const auto second = StartHttpListener(Options((*first)->address()), {});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(second.status().message(), HasSubstr((*first)->address()));
 }
 
 // No path accepts a body, so a client cannot keep a connection open by withholding one.
 TEST(HttpListenerTest, RejectsBodiesUnread) {
-  auto listener = HttpListener::Start(Options(), {});
+  auto listener = StartHttpListener(Options(), {});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
   for (const char* const body : {"Transfer-Encoding: chunked", "Content-Length: 5"}) {
@@ -74,7 +74,7 @@ TEST(HttpListenerTest, AnswersHealthAndMetricsWhileAllConnectionsAreInUse) {
   for (const char* const path : {"/livez", "/readyz", "/startupz", "/metrics", "/page"}) {
     handlers[path] = [path](const HttpRequest&) { return HttpAnswer{.body = path}; };
   }
-  auto listener = HttpListener::Start(Options(), std::move(handlers));
+  auto listener = StartHttpListener(Options(), std::move(handlers));
   ASSERT_TRUE(listener.ok()) << listener.status();
   const std::string& address = (*listener)->address();
   // These connections linger after a rejection, since the listener waits for the rest of their

@@ -96,13 +96,13 @@ ServiceTest::ServiceTest(std::vector<std::string> sets) {
   ServerDescription description;
   description.version = "test";
   description.start_time = clock_.Now();
-  generation_service_ = std::make_unique<GenerationService>(context, description);
-  admin_service_ = std::make_unique<AdminService>(context, drain_.get(), config_.get());
+  generation_service_ = MakeGenerationService(context, description);
+  admin_service_ = MakeAdminService(context, drain_.get(), config_.get());
   auto listener = GrpcListener::Start({.addresses = {"127.0.0.1:0"},
                                        .transport = options.transport,
                                        .peers = &peers_,
                                        .registry = &registry_},
-                                      {generation_service_->service(), admin_service_->service()});
+                                      {generation_service_.get(), admin_service_.get()});
   EXPECT_TRUE(listener.ok()) << listener.status();
   listener_ = *std::move(listener);
   const auto channel = ConnectTo(listener_->addresses()[0]);

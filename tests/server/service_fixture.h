@@ -71,8 +71,7 @@ class ServiceTest : public ::testing::Test {
   std::unique_ptr<DrainControl> drain_;
   PeerTable peers_;
   std::unique_ptr<Authenticator> authenticator_;
-  std::unique_ptr<GenerationService> generation_service_;
-  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<grpc::Service> generation_service_, admin_service_;
   std::unique_ptr<GrpcListener> listener_;
   std::unique_ptr<v1::GenerationService::Stub> generation_;
   std::unique_ptr<v1::AdminService::Stub> admin_;

@@ -233,12 +233,12 @@ TEST_F(TokenBatchTest, ItemStartedDuringRevocationEnds) {
                                .authenticator = authenticator_.get(),
                                .config = config_.get(),
                                .peers = &peers_};
-  GenerationService service(context, ServerDescription());
+  const auto service = MakeGenerationService(context, ServerDescription());
   const auto listener = GrpcListener::Start({.addresses = {"127.0.0.1:0"},
                                              .transport = config_->start_options().transport,
                                              .peers = &peers_,
                                              .registry = &registry_},
-                                            {service.service()});
+                                            {service.get()});
   ASSERT_TRUE(listener.ok()) << listener.status();
   const auto stub = v1::GenerationService::NewStub(ConnectTo((*listener)->addresses()[0]));
   Stream stream(stub.get(), "one");

@@ -64,16 +64,15 @@ class VllmServiceTest : public ServiceTest {
                                  .authenticator = authenticator_.get(),
                                  .config = config_.get(),
                                  .peers = &peers_};
-    service_ = std::make_unique<VllmService>(
-        context, VllmDescription{.version = "test",
-                                 .start_time = clock_.Now() - absl::Seconds(9),
-                                 .model_path = "embedded",
-                                 .has_own_files = false});
+    service_ = MakeVllmService(context, {.version = "test",
+                                         .start_time = clock_.Now() - absl::Seconds(9),
+                                         .model_path = "embedded",
+                                         .has_own_files = false});
     auto listener = GrpcListener::Start({.addresses = {"127.0.0.1:0"},
                                          .transport = config_->start_options().transport,
                                          .peers = &peers_,
                                          .registry = &registry_},
-                                        {service_->service()});
+                                        {service_.get()});
     EXPECT_TRUE(listener.ok()) << listener.status();
     vllm_listener_ = *std::move(listener);
     stub_ = wire::VllmEngine::NewStub(Connect());
@@ -139,7 +138,7 @@ class VllmServiceTest : public ServiceTest {
     return told;
   }
 
-  std::unique_ptr<VllmService> service_;
+  std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<GrpcListener> vllm_listener_;
   std::unique_ptr<wire::VllmEngine::Stub> stub_;
 };
