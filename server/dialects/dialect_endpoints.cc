@@ -4,11 +4,8 @@
 
 #include "server/dialects/anthropic_answer.h"
 #include "server/dialects/anthropic_request.h"
-#include "server/dialects/ollama_endpoints.h"
 #include "server/dialects/responses_answer.h"
 #include "server/dialects/responses_request.h"
-#include "server/dialects/sglang_endpoints.h"
-#include "server/dialects/vllm_endpoints.h"
 
 namespace quire::server {
 namespace {
@@ -42,8 +39,8 @@ constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/responses",
 constexpr EvaluationEndpoint kEvaluations[] = {{"/v1/messages/count_tokens",
                                                 "CountTokens",
                                                 &ReadAnthropicTokenCount,
-                                                &AnthropicErrorBody,
                                                 {&AnthropicFields, kAnthropicBody},
+                                                &AnthropicErrorBody,
                                                 "request-id"}};
 
 constexpr RefusedPath kRefused[] = {{"/v1/responses", "; responses are not stored"},
@@ -51,12 +48,8 @@ constexpr RefusedPath kRefused[] = {{"/v1/responses", "; responses are not store
 
 }  // namespace
 
-std::span<const GenerationEndpoint> DialectEndpoints() {
-  return kEndpoints;
-}
-
 std::vector<EndpointTables> DialectTables() {
-  return {{.generation = DialectEndpoints(), .evaluation = kEvaluations, .refused = kRefused},
+  return {{.generation = kEndpoints, .evaluation = kEvaluations, .refused = kRefused},
           OllamaTables(),
           VllmTables(),
           SglangTables()};

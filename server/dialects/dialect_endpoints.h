@@ -6,19 +6,19 @@
 // Place:   above server/openai, whose listener serves these endpoints.
 // Threads: any.
 
-#include <span>
 #include <vector>
 
-#include "server/openai/generation_endpoint.h"
 #include "server/openai/info_endpoint.h"
 
 namespace quire::server {
 
-// Returns the generation endpoints of OpenAI's Responses API and of Anthropic's API.
-std::span<const GenerationEndpoint> DialectEndpoints();
-
 // Returns all endpoints and refused paths of OpenAI's Responses API, Anthropic, Ollama, vLLM and
 // sglang.
 std::vector<EndpointTables> DialectTables();
+
+// Return the endpoints of one API.
+EndpointTables OllamaTables();
+EndpointTables VllmTables();
+EndpointTables SglangTables();
 
 }  // namespace quire::server

@@ -1,4 +1,8 @@
-#include "server/dialects/ollama_endpoints.h"
+// Ollama's API: GET /, /api/tags, /api/version and /api/ps, POST /api/show, /api/generate and
+// /api/chat. Calls that change models, and /api/embed, are refused. The message names the
+// alternative if there is one.
+//
+// Source: docs/openapi.yaml of Ollama at 017eb8ae.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,6 +14,7 @@
 #include "base/status.h"
 #include "quire/v1/model.pb.h"
 #include "server/api/response_translator.h"
+#include "server/dialects/dialect_endpoints.h"
 #include "server/dialects/ollama_answer.h"
 #include "server/dialects/ollama_request.h"
 #include "server/openai/json_fields.h"
@@ -145,7 +150,7 @@ constexpr GenerationEndpoint kGeneration[] = {{.path = "/api/generate",
                                                .body = {&OllamaFields, kOllamaChat}}};
 
 constexpr EvaluationEndpoint kCalls[] = {
-    {"/api/show", "OllamaShow", &ReadShow, &OllamaErrorBody, {&OllamaFields, kOllamaShow}}};
+    {"/api/show", "OllamaShow", &ReadShow, {&OllamaFields, kOllamaShow}, &OllamaErrorBody}};
 
 constexpr InfoEndpoint kInfo[] = {
     {.path = "/",

@@ -1,10 +1,15 @@
-#include "server/dialects/sglang_endpoints.h"
+// sglang's GET /server_info and /model_info, and their older names /get_server_info and
+// /get_model_info. The gateways sglang-router and smg read them when a worker is added. The answers
+// have only the members that the gateways read, not every option.
+//
+// Source: model_gateway/src/core/steps/worker/local/discover_metadata.rs of smg at 0beaedc5.
 
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/status.h"
 #include "server/config/live_config.h"
+#include "server/dialects/dialect_endpoints.h"
 
 namespace quire::server {
 namespace {

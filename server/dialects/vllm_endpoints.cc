@@ -1,4 +1,8 @@
-#include "server/dialects/vllm_endpoints.h"
+// vLLM's endpoints besides those of OpenAI: POST /tokenize and /detokenize, GET /version, GET or
+// POST /ping, and GET /load. token_strs are the decoded tokens, with U+FFFD in place of invalid
+// UTF-8. vLLM returns the spelling of the vocabulary instead, such as "Ġthe".
+//
+// Source: vllm/entrypoints/serve/tokenize/protocol.py of vLLM at 030ea52e.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,6 +16,7 @@
 #include "quire/v1/text.pb.h"
 #include "server/api/status_mapping.h"
 #include "server/api/tokenization.h"
+#include "server/dialects/dialect_endpoints.h"
 #include "server/http/ops_handlers.h"
 #include "server/openai/chat_messages.h"
 #include "server/openai/json_fields.h"
@@ -177,16 +182,9 @@ absl::StatusOr<HttpAnswer> Load(const InfoContext& context, const HttpRequest&) 
   return JsonAnswer({{"server_load", stats.running + stats.waiting}});
 }
 
-constexpr EvaluationEndpoint kCalls[] = {{"/tokenize",
-                                          "Tokenize",
-                                          &ReadTokenizeBody,
-                                          &OpenAiErrorBody,
-                                          {&TokenizationFields, kTokenizeBody}},
-                                         {"/detokenize",
-                                          "Detokenize",
-                                          &ReadDetokenizeBody,
-                                          &OpenAiErrorBody,
-                                          {&TokenizationFields, kDetokenizeBody}}};
+constexpr EvaluationEndpoint kCalls[] = {
+    {"/tokenize", "Tokenize", &ReadTokenizeBody, {&TokenizationFields, kTokenizeBody}},
+    {"/detokenize", "Detokenize", &ReadDetokenizeBody, {&TokenizationFields, kDetokenizeBody}}};
 
 constexpr InfoEndpoint kInfo[] = {
     {.path = "/version", .summary = "The version of the server.", .answer = &Version},

@@ -331,20 +331,12 @@ absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context
 
 std::span<const EvaluationEndpoint> EvaluationEndpoints() {
   static constexpr EvaluationEndpoint kEndpoints[] = {
-      {"/v1/embeddings",
-       "Embeddings",
-       &ReadEmbeddings,
-       &OpenAiErrorBody,
-       {&RequestFields, kEmbeddingBody}},
-      {"/v1/score", "TextScore", &ReadScore, &OpenAiErrorBody, {&RequestFields, kScoreBody}},
-      {"/v1/rerank", "Rerank", &ReadRerank, &OpenAiErrorBody, {&RequestFields, kRerankBody}},
-      {"/v2/rerank", "Rerank", &ReadRerank, &OpenAiErrorBody, {&RequestFields, kRerankBody}},
-      {"/rerank", "Rerank", &ReadRerank, &OpenAiErrorBody, {&RequestFields, kRerankBody}},
-      {"/v1/classify",
-       "Classify",
-       &ReadClassify,
-       &OpenAiErrorBody,
-       {&RequestFields, kClassifyBody}}};
+      {"/v1/embeddings", "Embeddings", &ReadEmbeddings, {&RequestFields, kEmbeddingBody}},
+      {"/v1/score", "TextScore", &ReadScore, {&RequestFields, kScoreBody}},
+      {"/v1/rerank", "Rerank", &ReadRerank, {&RequestFields, kRerankBody}},
+      {"/v2/rerank", "Rerank", &ReadRerank, {&RequestFields, kRerankBody}},
+      {"/rerank", "Rerank", &ReadRerank, {&RequestFields, kRerankBody}},
+      {"/v1/classify", "Classify", &ReadClassify, {&RequestFields, kClassifyBody}}};
   return kEndpoints;
 }
 

@@ -48,8 +48,8 @@ struct EvaluationEndpoint {
   absl::string_view path;
   absl::string_view method;  // name in metrics and the access log
   ReadEvaluationBody read;
+  BodyFields body;  // for /openapi.json
   WriteErrorBody write_error = &OpenAiErrorBody;
-  BodyFields body = {};              // for /openapi.json
   absl::string_view id_header = "";  // name of a second header with the request id; empty: none
 };
 std::span<const EvaluationEndpoint> EvaluationEndpoints();

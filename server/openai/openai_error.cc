@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -70,29 +71,23 @@ std::string MessageFor(const WireError& error, absl::string_view field, absl::st
 
 // Returns OpenAI's code if clients act on it, else the reason in lower case.
 std::string ErrorCode(Reason reason) {
-  switch (reason) {
-    case Reason::kPromptTooLong:
-    case Reason::kExceedsCapacity:
-      return "context_length_exceeded";
-    case Reason::kTokenMissing:
-    case Reason::kTokenInvalid:
-      return "invalid_api_key";
-    case Reason::kQueueFull:
-    case Reason::kQueueTimeout:
-    case Reason::kTenantLimit:
-      return "rate_limit_exceeded";
-    case Reason::kPromptMissing:
-      return "missing_required_parameter";
-    case Reason::kBadParameter:
-    case Reason::kBadSamplingParam:
-      return "invalid_value";
-    case Reason::kFeatureUnsupported:
-      return "unsupported";
-    case Reason::kUnknownEndpoint:
-      return "unknown_url";
-    default:
-      return absl::AsciiStrToLower(ReasonName(reason));
+  constexpr std::pair<Reason, const char*> kCodes[] = {
+      {Reason::kPromptTooLong, "context_length_exceeded"},
+      {Reason::kExceedsCapacity, "context_length_exceeded"},
+      {Reason::kTokenMissing, "invalid_api_key"},
+      {Reason::kTokenInvalid, "invalid_api_key"},
+      {Reason::kQueueFull, "rate_limit_exceeded"},
+      {Reason::kQueueTimeout, "rate_limit_exceeded"},
+      {Reason::kTenantLimit, "rate_limit_exceeded"},
+      {Reason::kPromptMissing, "missing_required_parameter"},
+      {Reason::kBadParameter, "invalid_value"},
+      {Reason::kBadSamplingParam, "invalid_value"},
+      {Reason::kFeatureUnsupported, "unsupported"},
+      {Reason::kUnknownEndpoint, "unknown_url"}};
+  for (const auto& [known, code] : kCodes) {
+    if (known == reason) return code;
   }
+  return absl::AsciiStrToLower(ReasonName(reason));
 }
 
 HttpAnswer Answer(int http_status, Reason reason, absl::string_view message,
@@ -143,12 +138,6 @@ HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names, Writ
     answer.headers.emplace_back("Retry-After", absl::StrCat(seconds));
   }
   if (answer.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
-  return answer;
-}
-
-HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message, WriteErrorBody write) {
-  HttpAnswer answer = OpenAiError(reason, message, "", write);
-  if (answer.status == 503) answer.headers.emplace_back("Retry-After", "1");
   return answer;
 }
 

@@ -44,8 +44,4 @@ HttpAnswer OpenAiError(Reason reason, absl::string_view message, absl::string_vi
 HttpAnswer OpenAiError(const absl::Status& status, const FieldNames& names = {},
                        WriteErrorBody write = &OpenAiErrorBody, absl::string_view request_id = "");
 
-// Returns an error of HttpServer itself, such as a body that is too large.
-HttpAnswer RefuseAsOpenAi(Reason reason, absl::string_view message,
-                          WriteErrorBody write = &OpenAiErrorBody);
-
 }  // namespace quire::server

@@ -45,6 +45,23 @@ bool Matches(absl::string_view path, absl::string_view pattern) {
   return path.size() > wildcard && absl::StartsWith(path, pattern.substr(0, wildcard));
 }
 
+bool AreEqual(absl::string_view path, absl::string_view entry_path) {
+  return path == entry_path;
+}
+
+// Returns the first entry of the lists `list` whose path matches, or null.
+template <typename Entry>
+const Entry* FindEntry(const std::vector<EndpointTables>& all,
+                       std::span<const Entry> EndpointTables::*list, absl::string_view path,
+                       bool (*matches)(absl::string_view path, absl::string_view entry_path)) {
+  for (const EndpointTables& tables : all) {
+    for (const Entry& entry : tables.*list) {
+      if (matches(path, entry.path)) return &entry;
+    }
+  }
+  return nullptr;
+}
+
 // Quotes at most 200 bytes of what the client sent, for an error message.
 std::string Quoted(absl::string_view text) {
   return JsonQuoted(text.substr(0, 200));
@@ -112,39 +129,19 @@ OpenAiService::OpenAiService(const HandlerContext& context, ServerIdentity serve
 }
 
 const GenerationEndpoint* OpenAiService::FindGeneration(absl::string_view path) const {
-  for (const EndpointTables& tables : tables_) {
-    for (const GenerationEndpoint& endpoint : tables.generation) {
-      if (endpoint.path == path) return &endpoint;
-    }
-  }
-  return nullptr;
+  return FindEntry(tables_, &EndpointTables::generation, path, &AreEqual);
 }
 
 const EvaluationEndpoint* OpenAiService::FindEvaluation(absl::string_view path) const {
-  for (const EndpointTables& tables : tables_) {
-    for (const EvaluationEndpoint& endpoint : tables.evaluation) {
-      if (endpoint.path == path) return &endpoint;
-    }
-  }
-  return nullptr;
+  return FindEntry(tables_, &EndpointTables::evaluation, path, &AreEqual);
 }
 
 const InfoEndpoint* OpenAiService::FindInfo(absl::string_view path) const {
-  for (const EndpointTables& tables : tables_) {
-    for (const InfoEndpoint& endpoint : tables.info) {
-      if (Matches(path, endpoint.path)) return &endpoint;
-    }
-  }
-  return nullptr;
+  return FindEntry(tables_, &EndpointTables::info, path, &Matches);
 }
 
 const RefusedPath* OpenAiService::FindRefused(absl::string_view path) const {
-  for (const EndpointTables& tables : tables_) {
-    for (const RefusedPath& refused : tables.refused) {
-      if (IsBelow(path, refused.path)) return &refused;
-    }
-  }
-  return nullptr;
+  return FindEntry(tables_, &EndpointTables::refused, path, &IsBelow);
 }
 
 absl::string_view OpenAiService::MethodName(absl::string_view path) const {
@@ -224,8 +221,9 @@ std::optional<HttpAnswer> OpenAiService::CheckCall(const HttpRequest& head,
 
 HttpAnswer OpenAiService::RejectBeforeRead(Reason reason, absl::string_view message,
                                            const HttpRequest& request) const {
-  return AddHeaders(OriginHeaders(request),
-                    RefuseAsOpenAi(reason, message, ErrorWriter(request.path)));
+  HttpAnswer answer = OpenAiError(reason, message, "", ErrorWriter(request.path));
+  if (answer.status == 503) answer.headers.emplace_back("Retry-After", "1");
+  return AddHeaders(OriginHeaders(request), std::move(answer));
 }
 
 // Counts the call as ended with this error, and returns the error.
@@ -302,32 +300,31 @@ void OpenAiService::Post(const std::shared_ptr<HttpExchange>& exchange, Identity
                          HttpHeaders headers) {
   const HttpRequest& request = exchange->request();
   std::string id(request.Header("x-request-id"));
+  CallInfo info = {.principal = std::move(caller.principal),
+                   .tenant = std::move(caller.tenant),
+                   .metadata_request_id = "",
+                   .accept_time = context_.clock->Now()};
+  std::string traceparent(request.Header("traceparent"));
   if (const EvaluationEndpoint* const endpoint = FindEvaluation(request.path)) {
     id = ChooseRequestId(id, kLongestItemSuffix);
     headers.emplace_back("x-request-id", id);
     if (!endpoint->id_header.empty()) headers.emplace_back(std::string(endpoint->id_header), id);
-    EvaluationCall::Head head;
-    head.endpoint = endpoint;
-    head.traceparent = std::string(request.Header("traceparent"));
-    head.headers = std::move(headers);
-    head.unknown_fields = &unknown_fields_;
-    head.info.principal = std::move(caller.principal);
-    head.info.tenant = std::move(caller.tenant);
-    head.info.metadata_request_id = std::move(id);
-    head.info.accept_time = context_.clock->Now();
+    info.metadata_request_id = std::move(id);
+    EvaluationCall::Head head = {.endpoint = endpoint,
+                                 .info = std::move(info),
+                                 .traceparent = std::move(traceparent),
+                                 .headers = std::move(headers),
+                                 .unknown_fields = &unknown_fields_};
     std::make_shared<EvaluationCall>(context_, exchange, std::move(head), &worker_)
         ->Begin(exchange->TakeBody());
     return;
   }
-  OpenAiCallHead head;
-  head.endpoint = FindGeneration(request.path);
-  head.info.principal = std::move(caller.principal);
-  head.info.tenant = std::move(caller.tenant);
-  head.info.accept_time = context_.clock->Now();
-  head.request_id = std::move(id);
-  head.traceparent = std::string(request.Header("traceparent"));
-  head.headers = std::move(headers);
-  head.unknown_fields = &unknown_fields_;
+  OpenAiCallHead head = {.endpoint = FindGeneration(request.path),
+                         .info = std::move(info),
+                         .request_id = std::move(id),
+                         .traceparent = std::move(traceparent),
+                         .headers = std::move(headers),
+                         .unknown_fields = &unknown_fields_};
   std::make_shared<OpenAiCall>(context_, exchange, std::move(head))
       ->Begin(exchange->TakeBody(), &worker_);
 }
