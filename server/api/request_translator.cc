@@ -273,6 +273,15 @@ absl::Status ReadTimes(const v1::GenerateRequest& message, const CallInfo& call,
   return absl::OkStatus();
 }
 
+// Returns a random UUID.
+std::string NewRequestId() {
+  std::random_device device;
+  const std::uint32_t a = device(), b = device(), c = device(), d = device();
+  // Version 4 in the third group, variant 10 in the fourth (RFC 4122, section 4.4).
+  return absl::StrFormat("%08x-%04x-%04x-%04x-%04x%08x", a, b >> 16, (b & 0x0FFF) | 0x4000,
+                         (c >> 16 & 0x3FFF) | 0x8000, c & 0xFFFF, d);
+}
+
 absl::Status ReadId(const v1::GenerateRequest& message, const CallInfo& call,
                     engine::Request* request) {
   if (!message.request_id().empty()) {
@@ -305,14 +314,6 @@ std::string ChooseRequestId(absl::string_view id, absl::string_view suffix) {
   const std::string whole = absl::StrCat(id, suffix);
   const bool is_usable = !id.empty() && CheckRequestId(whole, "x-request-id").ok();
   return is_usable ? std::string(id) : NewRequestId();
-}
-
-std::string NewRequestId() {
-  std::random_device device;
-  const std::uint32_t a = device(), b = device(), c = device(), d = device();
-  // Version 4 in the third group, variant 10 in the fourth (RFC 4122, section 4.4).
-  return absl::StrFormat("%08x-%04x-%04x-%04x-%04x%08x", a, b >> 16, (b & 0x0FFF) | 0x4000,
-                         (c >> 16 & 0x3FFF) | 0x8000, c & 0xFFFF, d);
 }
 
 absl::StatusOr<absl::Duration> ToDuration(const google::protobuf::Duration& duration,

@@ -88,8 +88,6 @@ class RequestTranslator {
 
 // Returns INVALID_ARGUMENT / BAD_PARAMETER unless `id` is 1..128 characters of [A-Za-z0-9_.:-].
 absl::Status CheckRequestId(absl::string_view id, absl::string_view field);
-// Returns a random UUID (version 4).
-std::string NewRequestId();
 // Returns `id` (the x-request-id header) if `id` followed by `suffix` is a valid request id;
 // otherwise a new id. Gateways set the header on every call, so an invalid value is not an error of
 // the caller.

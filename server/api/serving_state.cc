@@ -5,17 +5,8 @@
 namespace quire::server {
 
 absl::string_view LifeStateName(LifeState state) {
-  switch (state) {
-    case LifeState::kLoading:
-      return "loading";
-    case LifeState::kReady:
-      return "ready";
-    case LifeState::kDraining:
-      return "draining";
-    case LifeState::kFailed:
-      return "failed";
-  }
-  return "failed";
+  constexpr absl::string_view kNames[kNumLifeStates] = {"loading", "ready", "draining", "failed"};
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 void ServingState::SetState(LifeState state) {

@@ -16,13 +16,6 @@ text::ChatInput MakeChat(const TextPair& pair) {
                        {.role = "document", .content = std::string(pair.document)}}};
 }
 
-engine::Request MakeLabelRequest() {
-  engine::Request request;
-  request.task = engine::Task::kEmbed;
-  request.pooling = engine::Pooling::kLast;
-  return request;
-}
-
 // Adds the two continuations of one prompt. The second one reuses the pages of the first.
 void AddYesNo(const ServedModel& served, const TextPair& pair, std::vector<EvaluationItem>* items) {
   engine::ScorePrompt prompt;
@@ -50,7 +43,8 @@ void AddLabelPair(const ServedModel& served, const TextPair& pair,
                   std::vector<EvaluationItem>* items) {
   const auto options = served.translator.options();
   EvaluationItem& item = items->emplace_back();
-  item.request = MakeLabelRequest();
+  item.request.task = engine::Task::kEmbed;
+  item.request.pooling = engine::Pooling::kLast;
   if (options->chat != nullptr && options->chat->has_default()) {
     item.request.prompt = engine::ChatPrompt{.chat = MakeChat(pair), .templates = options->chat};
   } else {

@@ -3,15 +3,8 @@
 namespace quire::server {
 
 absl::string_view ScopeName(Scope scope) {
-  switch (scope) {
-    case Scope::kGenerate:
-      return "generate";
-    case Scope::kAdmin:
-      return "admin";
-    case Scope::kMetrics:
-      return "metrics";
-  }
-  return "";
+  constexpr absl::string_view kNames[kNumScopes] = {"generate", "admin", "metrics"};
+  return kNames[static_cast<std::size_t>(scope)];
 }
 
 std::optional<Scope> ScopeFromName(absl::string_view name) {

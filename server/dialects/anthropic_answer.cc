@@ -30,24 +30,14 @@ absl::string_view StopReason(const v1::Completed& completed, bool has_calls) {
 }
 
 absl::string_view ErrorType(int http_status) {
-  switch (http_status) {
-    case 401:
-      return "authentication_error";
-    case 403:
-      return "permission_error";
-    case 404:
-      return "not_found_error";
-    case 413:
-      return "request_too_large";
-    case 429:
-      return "rate_limit_error";
-    case 503:
-      return "overloaded_error";
-    case 504:
-      return "timeout_error";
-    default:
-      return http_status >= 500 ? "api_error" : "invalid_request_error";
+  constexpr std::pair<int, absl::string_view> kTypes[] = {
+      {401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"},
+      {413, "request_too_large"},    {429, "rate_limit_error"}, {503, "overloaded_error"},
+      {504, "timeout_error"}};
+  for (const auto& [status, type] : kTypes) {
+    if (status == http_status) return type;
   }
+  return http_status >= 500 ? "api_error" : "invalid_request_error";
 }
 
 // Returns a thinking block or a text block with this text, as JSON.

@@ -2,6 +2,7 @@
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,25 +21,10 @@ constexpr absl::Duration kLingerTime = absl::Seconds(1);
 }  // namespace
 
 absl::string_view CloseCauseName(CloseCause cause) {
-  switch (cause) {
-    case CloseCause::kTooMany:
-      return "too_many";
-    case CloseCause::kSilent:
-      return "silent";
-    case CloseCause::kIdle:
-      return "idle";
-    case CloseCause::kNotHttp2:
-      return "not_http2";
-    case CloseCause::kFrames:
-      return "frames";
-    case CloseCause::kMemory:
-      return "memory";
-    case CloseCause::kTimeout:
-      return "timeout";
-    case CloseCause::kNoResource:
-      return "no_resource";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"too_many", "silent", "idle",    "not_http2",
+                                          "frames",   "memory", "timeout", "no_resource"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(CloseCause::kNoResource) + 1);
+  return kNames[static_cast<std::size_t>(cause)];
 }
 
 net::mutable_buffer GuardedConnection::Buffer::SpaceForRead() {

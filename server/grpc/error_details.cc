@@ -101,13 +101,11 @@ std::string EncodeErrorDetails(const WireError& error) {
   return status;
 }
 
-grpc::Status ToGrpcStatus(const WireError& error) {
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status();
+  const WireError error = ToWireError(status);
   return grpc::Status(static_cast<grpc::StatusCode>(error.code), error.message,
                       EncodeErrorDetails(error));
-}
-
-grpc::Status ToGrpcStatus(const absl::Status& status) {
-  return status.ok() ? grpc::Status() : ToGrpcStatus(ToWireError(status));
 }
 
 }  // namespace quire::server

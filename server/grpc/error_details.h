@@ -30,6 +30,5 @@ std::string EncodeErrorDetails(const WireError& error);
 
 // Converts an error with its code, message and details. OK stays OK.
 grpc::Status ToGrpcStatus(const absl::Status& status);
-grpc::Status ToGrpcStatus(const WireError& error);
 
 }  // namespace quire::server

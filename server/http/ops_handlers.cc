@@ -41,10 +41,6 @@ HttpAnswer Liveness(const ServingState& state) {
   return Probe(state.is_live(), reason);
 }
 
-HttpAnswer Startup(const ServingState& state) {
-  return Probe(state.is_started(), "the model is loading");
-}
-
 }  // namespace
 
 HttpAnswer MetricsAnswer(const probe::Registry& registry) {
@@ -72,7 +68,8 @@ HttpHandlers MakeOpsHandlers(const ServingState* state, const probe::Registry* r
   HttpHandlers handlers = {
       {"/livez", [state](const HttpRequest&) { return Liveness(*state); }},
       {"/readyz", [state](const HttpRequest&) { return ReadinessAnswer(*state); }},
-      {"/startupz", [state](const HttpRequest&) { return Startup(*state); }}};
+      {"/startupz",
+       [state](const HttpRequest&) { return Probe(state->is_started(), "the model is loading"); }}};
   if (registry != nullptr) {
     handlers["/metrics"] = [registry, authenticator, checks_host](const HttpRequest& request) {
       if (checks_host && !IsHostLocal(request)) return WrongHostAnswer();

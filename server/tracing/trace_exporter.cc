@@ -28,8 +28,7 @@ constexpr std::size_t kMaxBatchSpans = 512;
 constexpr absl::Duration kBatchTime = absl::Seconds(1);
 constexpr absl::Duration kCallTime = absl::Seconds(10);
 constexpr absl::Duration kMaxPause = absl::Seconds(30);
-constexpr absl::Duration kLastPause =
-    absl::Milliseconds(200);  // retry pause while the exporter ends
+constexpr absl::Duration kLastPause = absl::Milliseconds(200);  // retry pause at the end
 
 bool IsEncrypted(absl::string_view endpoint) {
   return absl::StartsWith(endpoint, "https://");
@@ -44,18 +43,10 @@ std::string TargetOf(absl::string_view endpoint) {
 
 // Returns true for the status codes after which OTLP allows a client to retry.
 bool IsRetryable(grpc::StatusCode code) {
-  switch (code) {
-    case grpc::StatusCode::CANCELLED:
-    case grpc::StatusCode::DEADLINE_EXCEEDED:
-    case grpc::StatusCode::ABORTED:
-    case grpc::StatusCode::OUT_OF_RANGE:
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-    case grpc::StatusCode::UNAVAILABLE:
-    case grpc::StatusCode::DATA_LOSS:
-      return true;
-    default:
-      return false;
-  }
+  constexpr grpc::StatusCode kCodes[] = {
+      grpc::CANCELLED,          grpc::DEADLINE_EXCEEDED, grpc::ABORTED,  grpc::OUT_OF_RANGE,
+      grpc::RESOURCE_EXHAUSTED, grpc::UNAVAILABLE,       grpc::DATA_LOSS};
+  return std::ranges::find(kCodes, code) != std::end(kCodes);
 }
 
 void SetValue(const TracedRequest::Value& value, otlp::AnyValue* message) {

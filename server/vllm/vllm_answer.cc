@@ -1,8 +1,5 @@
 #include "server/vllm/vllm_answer.h"
 
-#include "quire/v1/generation.pb.h"
-#include "vllm/grpc/engine/vllm_engine.pb.h"
-
 namespace quire::server {
 namespace {
 
@@ -50,10 +47,6 @@ void FillStop(const v1::Completed& completed, wire::GenerateComplete* message) {
 
 }  // namespace
 
-VllmAnswer::VllmAnswer() : input_(std::make_unique<wire::InputLogProbs>()) {}
-
-VllmAnswer::~VllmAnswer() = default;
-
 bool VllmAnswer::Take(const v1::GenerateResponse& event, wire::GenerateResponse* message) {
   switch (event.event_case()) {
     case v1::GenerateResponse::kStarted:
@@ -79,23 +72,22 @@ void VllmAnswer::Store(const v1::Started& started) {
   prompt_tokens_ = static_cast<std::uint32_t>(started.prompt_tokens());
   cached_tokens_ = static_cast<std::uint32_t>(started.cached_tokens());
   if (started.prompt_token_ids().empty()) return;
-  input_->add_token_logprobs();
-  input_->add_token_ids(static_cast<std::uint32_t>(started.prompt_token_ids(0)));
+  input_.add_token_logprobs();
+  input_.add_token_ids(static_cast<std::uint32_t>(started.prompt_token_ids(0)));
 }
 
 void VllmAnswer::Store(const v1::PromptLogprobs& logprobs) {
   for (const v1::TokenLogprob& token : logprobs.tokens()) {
-    input_->add_token_logprobs()->set_value(token.logprob());
-    input_->add_token_ids(static_cast<std::uint32_t>(token.token_id()));
+    input_.add_token_logprobs()->set_value(token.logprob());
+    input_.add_token_ids(static_cast<std::uint32_t>(token.token_id()));
     if (token.top_size() == 0) continue;
-    if (input_->top_logprobs().empty())
-      input_->add_top_logprobs();  // position 0 has no alternatives
-    AddTop(token, input_->mutable_top_logprobs());
+    if (input_.top_logprobs().empty()) input_.add_top_logprobs();  // position 0 has no alternatives
+    AddTop(token, input_.mutable_top_logprobs());
   }
 }
 
 bool VllmAnswer::ClaimInput(int index) {
-  return started_choices_.insert(index).second && !input_->token_ids().empty();
+  return started_choices_.insert(index).second && !input_.token_ids().empty();
 }
 
 void VllmAnswer::Write(const v1::Delta& delta, wire::GenerateResponse* message) {
@@ -106,7 +98,7 @@ void VllmAnswer::Write(const v1::Delta& delta, wire::GenerateResponse* message) 
   chunk->set_completion_tokens(static_cast<std::uint32_t>(delta.token_ids_size()));
   chunk->set_cached_tokens(cached_tokens_);
   if (!delta.logprobs().empty()) FillOutput(delta.logprobs(), chunk->mutable_output_logprobs());
-  if (ClaimInput(delta.index())) *chunk->mutable_input_logprobs() = *input_;
+  if (ClaimInput(delta.index())) *chunk->mutable_input_logprobs() = input_;
 }
 
 void VllmAnswer::Write(const v1::Completed& completed, wire::GenerateResponse* message) {
@@ -122,7 +114,7 @@ void VllmAnswer::Write(const v1::Completed& completed, wire::GenerateResponse* m
   if (!completed.logprobs().empty()) {
     FillOutput(completed.logprobs(), complete->mutable_output_logprobs());
   }
-  if (ClaimInput(completed.index())) *complete->mutable_input_logprobs() = *input_;
+  if (ClaimInput(completed.index())) *complete->mutable_input_logprobs() = input_;
 }
 
 }  // namespace quire::server

@@ -13,30 +13,15 @@
 // Lifetime:   one call.
 
 #include <cstdint>
-#include <memory>
 #include <set>
 
-namespace quire::v1 {
-class Completed;
-class Delta;
-class GenerateResponse;
-class PromptLogprobs;
-class Started;
-}  // namespace quire::v1
-namespace vllm::grpc::engine {
-class GenerateResponse;
-class InputLogProbs;
-}  // namespace vllm::grpc::engine
+#include "quire/v1/generation.pb.h"
+#include "vllm/grpc/engine/vllm_engine.pb.h"
 
 namespace quire::server {
 
 class VllmAnswer {
  public:
-  VllmAnswer();
-  ~VllmAnswer();
-  VllmAnswer(const VllmAnswer&) = delete;
-  VllmAnswer& operator=(const VllmAnswer&) = delete;
-
   // Fills the empty `message`. Returns false if the event has no message.
   bool Take(const v1::GenerateResponse& event, ::vllm::grpc::engine::GenerateResponse* message);
 
@@ -51,8 +36,8 @@ class VllmAnswer {
 
   std::uint32_t prompt_tokens_ = 0;
   std::uint32_t cached_tokens_ = 0;
-  std::unique_ptr<::vllm::grpc::engine::InputLogProbs> input_;  // empty: not requested
-  std::set<int> started_choices_;  // choices whose first message was written
+  ::vllm::grpc::engine::InputLogProbs input_;  // empty: not requested
+  std::set<int> started_choices_;              // choices whose first message was written
 };
 
 }  // namespace quire::server
