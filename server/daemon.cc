@@ -226,8 +226,8 @@ void Daemon::Impl::Load() {
     if (!followed.ok()) stack = followed;
   }
   {
-    // If a stop was requested while the model loaded, the drain does not wait for this model, so it
-    // is not published.
+    // If a stop was requested while the model loaded, the drain does not wait for this model.
+    // Therefore the model is not published.
     MutexLock lock(&mutex_);
     if (exit_code_) {
       loader_finished_ = true;

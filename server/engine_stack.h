@@ -4,7 +4,7 @@
 //
 // Place:      built by the daemon once.
 // Invariants: members are declared in dependency order, so that destruction is safe.
-// Threads:    one thread calls Build. The members of the returned object document their rules.
+// Threads:    one thread calls Build. Engine and ModelStack document which threads may use them.
 // Lifetime:   `metrics` and `clock` outlive it.
 
 #include <memory>

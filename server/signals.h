@@ -5,8 +5,8 @@
 // Place:      created by main before any other thread, so that all threads inherit the set of
 //             blocked signals.
 // Invariants: these signals are ignored: SIGUSR2, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
-//             SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. All other signals keep their
-//             default action, such as SIGQUIT, SIGXCPU, fault signals and job-control signals.
+//             SIGPWR, SIGSTKFLT, SIGXFSZ and the real-time signals. Signals that are neither
+//             handled nor ignored, such as SIGQUIT and SIGXCPU, keep their default action.
 //             Handlers run one at a time on the signal thread and may call any function. The second
 //             SIGTERM or SIGINT exits without waiting for a lock or the log.
 // Threads:    the handlers run on the signal thread.

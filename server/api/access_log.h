@@ -3,7 +3,7 @@
 // Writes one log line, and makes one trace, per finished request.
 //
 // Place:      called by EndRecord (generation.h) at the end of a request.
-// Invariants: neither contains text of a prompt or an output.
+// Invariants: neither the log line nor the trace contains text of a prompt or an output.
 // Threads:    any.
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct AccessRecord {
 
 void WriteAccessLog(const AccessRecord& record);
 
-// Returns the trace of a request that ends at `end`, a wall time. An attribute has the name that
-// OpenTelemetry's conventions for generative AI define, if they define one.
+// Returns the trace of a request that ends at `end`, a wall time. Attributes have the names of
+// OpenTelemetry's conventions. Names that begin with "quire." are our own.
 TracedRequest MakeTrace(const AccessRecord& record, absl::Time end);
 
 }  // namespace quire::server

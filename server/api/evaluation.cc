@@ -171,7 +171,7 @@ bool Evaluation::SubmitNext(std::size_t index) {
     items_[*state.item.predecessor].prompt_ids = {};  // no other item needs them
   // This thread is in Pump, so OnReady only counts the event if the callback runs at once.
   state.stream->SetReadyCallback([self = shared_from_this()] { self->OnReady(); });
-  state.item.request.prompt = engine::TokenPrompt();  // moved into the engine
+  state.item.request.prompt = engine::TokenPrompt();  // the engine has its own copy
   // The token may have been revoked since authentication; see Generation::Accept.
   if (!context_.authenticator->IsStillAllowed(call_.principal, Scope::kGenerate)) {
     Fail(RevokedError(), engine::CancelSource::kRevoked);

@@ -7,7 +7,7 @@
 //
 // Place:      between the transports and the engine, like Generation. Owns the read side of the
 //             streams, the access log line and the counters of one call.
-// Invariants: `done` is called once, and then no request of the call is live. The first failure
+// Invariants: `done` is called once, after all requests of the call have ended. The first failure
 //             becomes the status of the call and cancels the other requests. At most kMaxLiveItems
 //             requests are live. If the queue is full, a request is retried when another request of
 //             the call ends. If no other request of the call is live, the call fails.

@@ -37,8 +37,8 @@ absl::StatusOr<engine::ConstraintSpec> ToForcedCalls(const v1::ChatPrompt& chat,
 // Returns true if tool_choice is auto and a tool is strict.
 bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 
-// Returns a constraint for the calls of an answer that need not contain a call. The arguments of a
-// strict tool match its schema. The arguments of other tools may be any object. Returns
+// Returns a constraint for an answer that may contain calls but need not. The arguments of a call
+// match the tool's schema if the tool is strict, else they may be any object. Returns
 // UNIMPLEMENTED / FEATURE_UNSUPPORTED if calls of the format cannot be forced or do not start with
 // a call marker, or if a tool is not strict and the format does not write arguments as JSON.
 // Returns BAD_CONSTRAINT like ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`, and

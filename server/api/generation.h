@@ -8,8 +8,8 @@
 //
 // Place:      between the transports and the engine; owns the read side of the stream, the access
 //             log line and the counters of one request.
-// Invariants: Start or Refuse writes one access log line for a refused request, and Close for any
-//             other request.
+// Invariants: each request has one access log line. Start or Refuse writes the line of a refused
+//             request, and Close writes the line of any other request.
 // Threads:    one thread at a time calls TakeResponse, finished, usage and Close. Cancel and Revoke
 //             are thread-safe.
 // Lifetime:   the state's model outlives it. The destructor cancels the request unless Close was
@@ -103,7 +103,7 @@ class Generation {
   const HandlerContext context_;
   const absl::Time accept_time_;
   AccessRecord record_;
-  const ServedModel* model_ = nullptr;           // this and the next two are constant after Start
+  const ServedModel* model_ = nullptr;           // constant after Start, like the next two
   std::shared_ptr<engine::TokenStream> stream_;  // not null after Start
   absl::Time deadline_;
   bool is_closed_ = false;

@@ -7,7 +7,7 @@
 // Place:      written by the daemon, read by the gRPC and HTTP handlers. Owns nothing.
 // Invariants: model() is null until Publish. READY implies a model.
 // Threads:    thread-safe, without locks, so that health checks never wait for the engine.
-// Lifetime:   it and the published model outlive the listeners.
+// Lifetime:   this object and the published model outlive the listeners.
 
 #include <atomic>
 #include <cstdint>

@@ -38,8 +38,8 @@ struct WireError {
 };
 
 // Converts an internal bug to ENGINE_ERROR with an incident id and logs its text. Returns any other
-// status unchanged, also one that already has an incident id. A status that is converted twice must
-// be sanitized first, otherwise the log shows two incidents.
+// status unchanged, including a status that already has an incident id. A status that is converted
+// twice must be sanitized first, otherwise the log shows two incidents.
 absl::Status SanitizeInternalError(absl::Status status);
 
 // Converts and sanitizes the status. Truncates message and metadata so that the encoded details

@@ -9,7 +9,7 @@
 // Place:      created by dialect_endpoints.cc as an AnswerWriter.
 // Invariants: a message that is not streamed has a thinking block, a text block, and one tool_use
 //             block per call, in this order. Blocks without output are absent. A stream has blocks
-//             in the order in which they were generated; at most one is open.
+//             in the order in which they were generated. At most one block is open.
 // Threads:    one thread at a time.
 // Source:     anthropic 2.14.0 (PyPI), types/message.py and types/raw_*_event.py.
 

@@ -21,7 +21,8 @@ absl::StatusOr<std::string> TypeOf(const formats::JsonValue& object, absl::strin
 absl::Status UnsupportedType(const formats::JsonValue& object, absl::string_view type,
                              absl::string_view remedy);
 
-// Sets the constraint to a JSON schema, whose keys keep their order. `raw` is its text in the body.
+// Sets the constraint to a JSON schema, whose keys keep their order. `raw` is the schema's text in
+// the body.
 absl::Status SetSchema(const formats::JsonValue& schema, absl::string_view raw,
                        v1::GenerateRequest* request, FieldNames* names);
 
@@ -29,7 +30,7 @@ absl::Status SetSchema(const formats::JsonValue& schema, absl::string_view raw,
 // enable_thinking to false, and is refused if enable_thinking is already true.
 absl::Status SetReasoningEffort(const formats::JsonValue& effort, v1::ChatPrompt* chat);
 
-// Returns JSON text on one line, with its keys in their order. REQUIRES: `raw` is valid JSON.
+// Returns the JSON on one line. Keys keep their order. REQUIRES: `raw` is valid JSON.
 std::string CompactJson(absl::string_view raw);
 
 // Returns a server-sent event: "event: NAME", "data: JSON" and an empty line.

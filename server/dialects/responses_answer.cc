@@ -14,7 +14,7 @@ using nlohmann::ordered_json;
 ResponsesAnswer::ResponsesAnswer(const OpenAiRequest& request, OpenAiAnswerHead head)
     : stream_(request.stream),
       with_logprobs_(request.logprobs),
-      echoed_members_(request.repeated_members),
+      repeated_members_(request.repeated_members),
       head_(std::move(head)) {}
 
 void ResponsesAnswer::Take(std::size_t /*prompt*/, const v1::GenerateResponse& message,
@@ -210,7 +210,7 @@ std::string ResponsesAnswer::ResponseJson(const ordered_json& error) const {
   }
   std::string json = JsonText(response);
   json.pop_back();
-  absl::StrAppend(&json, ",", echoed_members_, ",\"output\":[", has_ended ? output_ : "", "]}");
+  absl::StrAppend(&json, ",", repeated_members_, ",\"output\":[", has_ended ? output_ : "", "]}");
   return json;
 }
 

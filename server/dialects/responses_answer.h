@@ -39,7 +39,7 @@ class ResponsesAnswer : public AnswerWriter {
  private:
   enum class Item { kNone, kReasoning, kMessage };
 
-  // Adds the output of a Delta or a Completed. Events are written only if `events` is set.
+  // Adds the output of a Delta or a Completed.
   template <typename Output>
   void AddOutput(const Output& output, std::string* events);
   // Adds text to the open item. If the open item has another kind, closes it and opens one of
@@ -55,7 +55,7 @@ class ResponsesAnswer : public AnswerWriter {
   // Return the open item and its only part. Both have no text until they are complete.
   nlohmann::ordered_json TextItem(absl::string_view status, bool is_complete) const;
   nlohmann::ordered_json TextPart(bool is_complete) const;
-  // Returns the members by which events identify this part.
+  // Returns the members by which events identify the part of the open item.
   nlohmann::ordered_json PartPath() const;
   std::string ItemId(absl::string_view prefix) const;
   void AppendEvent(const char* type, const nlohmann::ordered_json& members, std::string* events);
@@ -65,7 +65,7 @@ class ResponsesAnswer : public AnswerWriter {
   std::string ResponseJson(const nlohmann::ordered_json& error) const;
 
   const bool stream_, with_logprobs_;
-  const std::string echoed_members_;
+  const std::string repeated_members_;
   const OpenAiAnswerHead head_;
   std::int64_t sequence_number_ = 0;
   std::string status_ = "in_progress";

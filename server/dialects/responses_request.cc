@@ -173,7 +173,8 @@ class ItemReader {
     return last->role() == "assistant" ? last : nullptr;
   }
 
-  // Returns the message of the assistant that consists only of reasoning so far, or a new one.
+  // Returns the last message if the assistant wrote it and it has only reasoning so far. Otherwise
+  // returns a new message.
   v1::ChatMessage* OpenMessage(const JsonValue& item) {
     v1::ChatMessage* const last = LastOfAssistant();
     const bool is_open = last != nullptr && last->parts().empty() && last->tool_calls().empty() &&
@@ -428,7 +429,7 @@ absl::Status ReadInclude(const JsonFields& body, v1::OutputOptions* output, Open
   return absl::OkStatus();
 }
 
-// Returns the members of the answer that repeat the request, as JSON members.
+// Returns the members of the answer that repeat the request, as JSON text without braces.
 std::string RepeatedMembers(const JsonFields& body, absl::string_view bytes) {
   constexpr std::pair<absl::string_view, absl::string_view> kMembers[] = {
       {"instructions", "null"},

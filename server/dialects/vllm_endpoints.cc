@@ -58,8 +58,8 @@ absl::StatusOr<formats::JsonDocument> Parse(absl::string_view bytes, std::uint32
   return document;
 }
 
-// Checks each object of the list `key` (messages or tools). Its fields are the same as in chat
-// completions.
+// Checks each object of the list `key` (messages or tools). The objects have the same fields as in
+// chat completions.
 absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldOwner owner,
                            const UnknownFieldHandler& on_unknown) {
   const auto list = body.Find(key);

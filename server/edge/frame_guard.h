@@ -9,8 +9,8 @@
 // a flag and the length. It reports exceeded limits and never changes bytes.
 //
 // Place:      inside GuardedConnection, one for each connection.
-// Invariants: the client's first HEADERS open a stream. A stream is closed when either side resets
-//             it, when the client sends padded DATA on it, when the server ends it, or when
+// Invariants: the first HEADERS frame of a stream opens it. A stream is closed when either side
+//             resets it, when the client sends padded DATA on it, when the server ends it, or when
 //             TakeLateStreams returns it. At most max_streams are open, and at most
 //             max_early_streams until the client acknowledges SETTINGS. unfinished_bytes() is the
 //             number of received bytes of incomplete messages, over all streams. After an error the

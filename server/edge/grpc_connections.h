@@ -4,10 +4,11 @@
 //
 // Place:      inside GrpcAcceptor; ConnectionEvictor keeps the eviction order.
 // Invariants: MakeRoom admits a connection only while fewer than max_connections are counted, and
-//             fewer than max_per_address from its address. Connections added without a network
-//             are not counted. An evicted connection is not counted, although it may still be
-//             closing. If the client begins a call before the connection closes, it stays open and
-//             is counted again. At most kMaxLingering connections that get a GOAWAY frame linger.
+//             fewer than max_per_address from its address. Connections added without a network are
+//             not counted. An evicted connection is not counted, although it may still be closing.
+//             If the client begins a call before the connection closes, the connection stays open
+//             and is counted again. At most kMaxLingering connections that get a GOAWAY frame
+//             linger.
 // Threads:    one thread at a time calls MakeRoom and Add. Other methods are thread-safe.
 // Lifetime:   outlives its connections and does not keep them alive.
 

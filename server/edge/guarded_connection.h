@@ -175,7 +175,7 @@ class GuardedConnection final : public std::enable_shared_from_this<GuardedConne
   bool is_busy_ = false;                             // last value reported to the host
   absl::Time write_begun_ = absl::InfiniteFuture();  // start of the pending write to the client
   std::string own_frames_, own_frames_being_written_;
-  std::string held_goaway_;  // is sent when the rejected client begins a call, or after kLingerTime
+  std::string held_goaway_;  // sent when the rejected client begins a call, or after kLingerTime
   std::atomic<std::int64_t> unfinished_bytes_{0};
 };
 

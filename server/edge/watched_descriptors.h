@@ -30,7 +30,7 @@ class WatchedDescriptors {
 
   // Counts one more watched descriptor, and allocates a batch of blocks if few are left.
   void Add();
-  // Counts one less.
+  // Counts one descriptor less.
   void Remove();
 
   absl::Status CheckIntegrity() const;

@@ -62,7 +62,7 @@ class BatchReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
   using Items = std::map<std::string, std::shared_ptr<Item>>;
   struct ReadState {
     bool is_under_way = false;
-    bool is_starting = false;  // StartRead has not returned; no read may start after Finish
+    bool is_starting = false;  // StartRead has not returned, so Finish must wait
     // A command is being executed. It may still add an item although the caller's token was
     // revoked.
     bool is_executing = false;

@@ -4,7 +4,7 @@
 //
 // Place:    inside HttpServer. It runs on the server's threads, so it fails if they are blocked.
 // Threads:  runs on the strand `executor`.
-// Lifetime: pending operations keep alive what they use. End cancels them.
+// Lifetime: pending operations own the objects that they use. End cancels the operations.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>

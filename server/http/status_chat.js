@@ -1,6 +1,6 @@
 'use strict';
-// The chat. Each turn is {role, content, reasoning, element, text, meta}. If a request failed, its
-// turn of the assistant stays on the page but is not sent with later requests.
+// The chat. Each turn is {role, content, reasoning, element, text, meta}. The assistant's turn of a
+// failed request stays on the page but is not sent with later requests.
 const turns = [];
 let call = null;       // AbortController of the request that runs
 let editing = null;    // index of the turn that the composer replaces
@@ -131,7 +131,7 @@ function showError(turn, {message, param, code}) {
   turn.element.insertBefore(error, turn.meta);
 }
 
-// Sends the turns and streams the answer into a new one.
+// Sends the turns and streams the answer into a new turn.
 async function generate() {
   const body = makeBody(), log = $('log'), turn = addTurn('assistant', '');
   const start = performance.now();

@@ -1,6 +1,6 @@
 'use strict';
 const $ = id => document.getElementById(id);
-// A screen reader announces a live region whenever its text is set, so it is set only if it changes.
+// A screen reader announces a live region whenever its text is set, so unchanged text is not set.
 const setText = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
 const kPollMs = 1000, kTimeoutMs = 4000, kLatencyShots = 60, kHitSamples = 12, kSpanSeconds = 600;
 const kUses = ['free', 'cached', 'shared', 'work', 'used'];
@@ -70,8 +70,8 @@ function quantile(share, now, before) {
   return low;
 }
 
-// Shows the latencies of the last minute. Until the page has been open for a minute, shows those
-// since the server's start.
+// Shows the latencies of the last minute. Until the page has been open for a minute, shows the
+// latencies since the server's start.
 const shots = [];
 function drawLatency(text) {
   const shot = {ttft: readHistogram(text, 'quire_request_ttft_seconds'),
@@ -133,7 +133,7 @@ function makeChart(id, names, unit) {
   };
 }
 
-// Returns the next 1, 2 or 5 times a power of ten.
+// Rounds up to 1, 2 or 5 times a power of ten.
 function niceCeiling(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].map(m => m * power).find(v => v >= value);
@@ -147,7 +147,7 @@ const kCharts = {
 
 function drawHistory(h) {
   const last = values => values[values.length - 1];
-  // hits[i] is the share of the prompt tokens of the minute before sample i that were in the prefix cache.
+  // hits[i] is the hit ratio of the prefix cache in the minute before sample i.
   const hits = h.age_seconds.map((_, i) => {
     const j = Math.max(0, i - kHitSamples), asked = h.queried_tokens[i] - h.queried_tokens[j];
     return asked > 0 ? (h.hit_tokens[i] - h.hit_tokens[j]) / asked : null;
@@ -161,7 +161,7 @@ function drawHistory(h) {
   kCharts.requests(h.age_seconds, [h.running, h.waiting]);
 }
 
-// The totals are summed over the rows of the table, so that they match it.
+// The totals are summed over the rows of the table, so that both match.
 function drawQueue(queue) {
   const total = {running: 0, waiting: 0}, rows = [];
   for (const {tenant, states} of queue) {

@@ -3,8 +3,8 @@
 // The OpenSSL context of the current certificate, for the listeners.
 //
 // Place:      between CertificateStore and the connections of HttpServer and GrpcAcceptor.
-// Invariants: TLS 1.2 or newer, no renegotiation, no session resumption, so that a client
-//             certificate is checked anew with each connection.
+// Invariants: connections use TLS 1.2 or newer, without renegotiation. Sessions are not resumed, so
+//             that a client certificate is checked anew with each connection.
 // Threads:    any.
 // Lifetime:   the store outlives it. Returned contexts stay valid.
 

@@ -27,10 +27,10 @@ class AnswerWriter {
                     std::string* events) = 0;
   // Appends the events that end a stream.
   virtual void AppendEnd(std::string* events) = 0;
-  // Appends the events that end a stream with an error, whose body has the format of the API.
+  // Appends the events that end a stream with an error. `error_body` has the format of the API.
   virtual void AppendError(const std::string& error_body, std::string* events) = 0;
-  // Returns the whole answer. Called once, after the last Take. REQUIRES: the answer is no stream,
-  // and every choice is completed.
+  // Returns the whole answer. Called once, after the last Take. REQUIRES: the answer is not
+  // streamed, and every choice is completed.
   virtual std::string TakeBody() = 0;
   // Returns the number of bytes of the answer so far; 0 with a stream.
   virtual std::size_t buffered_bytes() const = 0;

@@ -107,8 +107,8 @@ absl::Status ReadMessage(const JsonValue& value, v1::ChatMessage* message) {
 }
 
 // Converts each function_call, an older form, to a tool call with an id. Converts the message of
-// role `function` that answers it to a message of role `tool`. Other messages of role `function`
-// are not changed.
+// role `function` that answers the call to a message of role `tool`. Other messages of role
+// `function` are not changed.
 void PairFunctionCalls(const JsonValue& messages, v1::ChatPrompt* chat) {
   std::string name, id;
   for (int i = 0; i < chat->messages_size(); ++i) {
@@ -197,7 +197,7 @@ absl::StatusOr<AllowedTools> ReadToolChoice(const JsonFields& body, v1::ChatProm
   return AllowedTools();
 }
 
-// Refuses allowed names that no tool has.
+// Refuses an allowed name that is not the name of a declared tool.
 absl::Status CheckAllowedTools(const std::vector<std::string>& allowed,
                                const absl::flat_hash_set<std::string>& declared) {
   for (std::size_t i = 0; i < allowed.size(); ++i) {

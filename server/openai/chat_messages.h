@@ -18,8 +18,8 @@
 
 namespace quire::server {
 
-// `bytes` is the body, from which tools are copied unchanged. For error messages, records in
-// `names` the client's index of each tool of `chat`.
+// `bytes` is the body, from which tools are copied unchanged. Records the client's index of each
+// tool of `chat` in `names`, for error messages.
 absl::Status ReadChatPrompt(const JsonFields& body, absl::string_view bytes, v1::ChatPrompt* chat,
                             FieldNames* names);
 

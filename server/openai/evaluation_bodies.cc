@@ -163,7 +163,7 @@ struct Texts {
   std::vector<std::string> fields;
 };
 
-// Reads the one field of `names` that is set. `names` are different spellings of the same field.
+// Reads a field that has several spellings, `names`. Only one of them may be set.
 absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<const char*> names) {
   Texts result;
   std::optional<JsonValue> value;

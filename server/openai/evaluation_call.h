@@ -3,8 +3,8 @@
 // One call without a stream: reads the body, runs an Evaluation and writes the answer.
 //
 // Place:      created by openai_service.cc on the exchange's strand.
-// Invariants: exactly one answer is sent, when no request of the call is live any more. If the
-//             client disconnects, all requests are cancelled at once.
+// Invariants: exactly one answer is sent, after all requests of the call have ended. If the client
+//             disconnects, all requests are cancelled at once.
 // Threads:    runs on the exchange's strand. `worker` reads bodies and writes answers.
 // Lifetime:   keeps itself alive until the answer. The worker outlives the exchange.
 

@@ -60,8 +60,8 @@ constexpr NamePair kNames[] = {
 constexpr absl::string_view kConstraintKinds[] = {"json_schema", "regex",  "ebnf_grammar",
                                                   "json_object", "choice", "structural_tags"};
 
-// Returns true for patterns that match only a whole path. Configuration keys also begin with these
-// names, and they must not be renamed.
+// Returns true for patterns that match only a whole path. Configuration keys, which must not be
+// renamed, also begin with these names.
 bool MatchesOnlyWholePath(absl::string_view pattern) {
   return pattern == "chat" || pattern == "constraint";
 }
@@ -161,7 +161,7 @@ std::string FieldNames::Rename(absl::string_view original) const {
     longest = ours.size();
     best = FillIndexes(theirs, *match);
   };
-  // In reverse order, so that the last of equally long paths wins.
+  // Iterates in reverse, so that the last of equally long paths applies.
   for (auto name = names_.rbegin(); name != names_.rend(); ++name) {
     consider(name->first, name->second);
   }

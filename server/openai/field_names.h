@@ -8,8 +8,8 @@
 //   names.Rename("chat.tools[2].parameters_json_schema")       -> "tools[2].function.parameters"
 //   names.RenameIn("stopping.stop[1] has 300 bytes")           -> "stop[1] has 300 bytes"
 //
-// Place:      below openai_error.cc, which applies it to every error of the listener. The readers
-//             of bodies add names that depend on the request.
+// Place:      below openai_error.cc, which renames the fields in every error of the listener. The
+//             readers of bodies add names that depend on the request.
 // Invariants: other names, such as configuration keys, are not changed.
 // Threads:    const methods are thread-safe.
 

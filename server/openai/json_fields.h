@@ -4,8 +4,8 @@
 // absent.
 //
 // Place:      below request_fields.cc and the readers of bodies.
-// Invariants: every error is INVALID_ARGUMENT / BAD_PARAMETER with metadata `field` and
-//             `param`, both the path in the client's body.
+// Invariants: every error is INVALID_ARGUMENT with metadata `field` and `param`, both the path in
+//             the client's body. The reason is PROMPT_MISSING for MissingInput, else BAD_PARAMETER.
 // Threads:    any.
 // Lifetime:   a view of a JsonDocument.
 
@@ -26,8 +26,7 @@
 
 namespace quire::server {
 
-// Adds the reason to an error that JsonValue returned for `value`, and the path of `value` in the
-// client's body as `field` and `param`.
+// Adds the reason and the path of `value` to an error that JsonValue returned for `value`.
 inline absl::Status NameField(absl::Status status, const formats::JsonValue& value) {
   return WithReason(std::move(status), Reason::kBadParameter,
                     {{"field", value.path()}, {"param", value.path()}});
@@ -52,7 +51,7 @@ inline absl::Status CheckArray(const formats::JsonValue& value) {
   return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
 }
 
-// Returns the error about an input of the body that is missing.
+// Returns the error for a missing field that contains the input of the model.
 inline absl::Status MissingInput(absl::string_view field) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is missing")),
                     Reason::kPromptMissing,

@@ -34,7 +34,7 @@ std::string TokenText(const std::string& bytes) {
   return text;
 }
 
-// `has_calls` is false for a call that tool_choice named, because OpenAI reports "stop" for it.
+// `has_calls` is false if tool_choice named the call, because OpenAI reports "stop" for this case.
 const char* FinishReasonName(v1::FinishReason reason, bool has_calls, bool uses_functions) {
   if (reason == v1::FINISH_REASON_LENGTH || reason == v1::FINISH_REASON_CONTEXT_FULL) {
     return "length";
@@ -134,7 +134,7 @@ class PromptOffsetCounter {
     return text;
   }
 
-  // Returns the number of bytes of the next characters, at most all remaining bytes.
+  // Returns the size in bytes of the next `characters` characters, or of the rest if it has fewer.
   std::size_t CountBytes(std::int64_t characters) const {
     std::size_t size = 0;
     for (; characters > 0 && size < rest_.size(); --characters) size += Utf8Length(rest_[size]);
@@ -206,8 +206,8 @@ ordered_json ChatToken(const Token& token) {
           {"bytes", std::move(bytes)}};
 }
 
-// Returns one element of prompt_logprobs in vLLM's form, as JSON text. It is an object whose keys
-// are token ids. The token of the prompt is the first.
+// Returns one element of prompt_logprobs in vLLM's form, as JSON text. The element is an object
+// whose keys are token ids. The prompt's own token comes first.
 std::string PromptLogprob(const v1::TokenLogprob& token) {
   ordered_json entries = ordered_json::object();
   const auto add = [&entries](const auto& candidate, std::int32_t rank) {
@@ -226,7 +226,7 @@ ordered_json IdList(const google::protobuf::RepeatedField<std::int32_t>& ids) {
 }
 
 // Returns the mean log-probability of the tokens of a choice, by which choices are ranked for
-// best_of. A choice without tokens is the least likely one.
+// best_of. A choice without tokens ranks lowest.
 double MeanLogprob(const TokenLogprobs& tokens) {
   if (tokens.empty()) return kNoLogprob;
   double sum = 0;
@@ -258,7 +258,7 @@ struct Prompt {
   bool is_decoded = false;                 // the text was decoded from the prompt's tokens
   std::int32_t first_id = -1;              // set with echo and logprobs
   ordered_json ids;                        // set with return_token_ids
-  std::vector<v1::TokenLogprob> logprobs;  // set with echo; cleared when all choices completed
+  std::vector<v1::TokenLogprob> logprobs;  // set with echo; cleared when all choices are completed
   std::string logprobs_json;               // elements of prompt_logprobs, each after a comma
   std::size_t num_completed = 0;           // number of completed choices
 };
@@ -321,11 +321,11 @@ struct OpenAiAnswer::Impl {
   // `is_first` is true for the first chunk of a choice of a chat.
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events,
                    bool is_first = false);
-  // Adds the ids of the output to a choice. Also adds the ids of the prompt to the first choice of
-  // a completion.
+  // Adds the ids of the output to a choice. For a completion, also adds the ids of the prompt if
+  // `is_first` is true.
   void AddIds(std::size_t index, const google::protobuf::RepeatedField<std::int32_t>& ids,
               bool is_first, ordered_json* choice) const;
-  // Returns the indexes of the choices of a prompt that are returned, best first if best_of is
+  // Returns the indexes of the prompt's choices that the answer contains, best first if best_of is
   // above n.
   std::vector<std::size_t> ReturnedChoices(std::size_t prompt) const;
   // Returns the choice of a chunk. `finish_reason` is null except in the last chunk of the choice.
@@ -343,11 +343,11 @@ struct OpenAiAnswer::Impl {
   const OpenAiTokens vocabulary;
   std::vector<Prompt> prompts;
   std::vector<Choice> choices;
-  // Keywords of the schemas that the constraint does not enforce. They are equal for all prompts.
+  // Schema keywords that the constraint does not enforce. All prompts have the same keywords.
   ordered_json unenforced = ordered_json::array();
   bool has_sent_unenforced = false;  // a chunk with these keywords was sent
-  // Total size of the choices' `json` and of the prompts' `logprobs_json`, with all copies of
-  // `logprobs_json` in the body.
+  // Total size of the choices' `json` and the prompts' `logprobs_json`. Each copy of
+  // `logprobs_json` in the body counts.
   std::size_t buffered_bytes = 0;
 };
 
@@ -434,7 +434,8 @@ void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
 }
 
 // Converts the log-probabilities to JSON at once, so that buffered_bytes counts them before memory
-// is exhausted. The body of a chat contains the list once, that of a completion once per choice.
+// is exhausted. The body of a chat contains the list once. The body of a completion contains the
+// list once per choice.
 void OpenAiAnswer::Impl::AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
   if (echo) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
   if (!with_prompt_logprobs) return;

@@ -9,7 +9,7 @@
 //             echoed prompt. A character made of several tokens begins in the first one. U+FFFD
 //             replaces invalid bytes.
 // Threads:    one thread at a time.
-// Lifetime:   the objects that OpenAiTokens refers to outlive it.
+// Lifetime:   the objects that OpenAiTokens refers to outlive the answer.
 
 #include <cstdint>
 #include <functional>
@@ -25,7 +25,7 @@
 namespace quire::server {
 
 struct OpenAiAnswerHead {
-  std::string id;  // prefix of the endpoint and request id, such as "chatcmpl-..."
+  std::string id;  // the endpoint's id_prefix followed by the request id
   std::string model;
   std::int64_t created = 0;  // seconds since 1970
   // Equal fingerprints mean equal weights, numeric types and build.

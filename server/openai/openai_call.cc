@@ -21,7 +21,7 @@ namespace {
 // Events are buffered up to about this size before they are written.
 constexpr std::size_t kPieceBytes = 64 << 10;
 // Larger bodies are read by a worker, because only two listener threads serve the streams of all
-// calls. A body of this size has at most 500 prompts and takes one or two milliseconds.
+// calls. Reading a body of at most this size takes one or two milliseconds.
 constexpr std::size_t kSmallBodyBytes = 2 << 10;
 
 absl::Status TooLargeAnswer(std::size_t max_bytes) {
@@ -265,7 +265,7 @@ void OpenAiCall::End() {
     }
   }
   has_ended_ = true;
-  // Also destroys the callbacks of the generations, which own this call.
+  // Also destroys the generations' callbacks. Each callback shares ownership of this call.
   prompts_.clear();
   const std::unique_ptr<AnswerWriter> writer = std::move(answer_);
   if (is_client_gone_) return Count(absl::StatusCode::kCancelled);

@@ -39,8 +39,8 @@ struct OpenAiRequest {
   bool token_ids = false;        // return the ids of prompt and output
   // The request has `functions` instead of tools, so a call is returned as `function_call`.
   bool uses_functions = false;
-  // Set for completions with max_tokens 0, which request only the prompt: one token is generated
-  // but not returned.
+  // Set for completions with echo and max_tokens 0, which request only the prompt. One token is
+  // generated but not returned.
   bool hides_output = false;
   // /v1/responses only: members of the answer that repeat fields of the request, as JSON text.
   std::string repeated_members;

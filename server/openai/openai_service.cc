@@ -49,7 +49,8 @@ bool AreEqual(absl::string_view path, absl::string_view entry_path) {
   return path == entry_path;
 }
 
-// Returns the first entry of the lists `list` whose path matches, or null.
+// Returns the first entry whose path matches, or null. `list` is the member of EndpointTables that
+// has the entries.
 template <typename Entry>
 const Entry* FindEntry(const std::vector<EndpointTables>& all,
                        std::span<const Entry> EndpointTables::*list, absl::string_view path,

@@ -53,8 +53,8 @@ class OpenAiService {
     return head.path == "/health" || head.path == "/ping";
   }
 
-  // Allows the status page of the operators' listener at this port as origin, if it has the same
-  // host.
+  // Allows the status page of the operators' listener at this port as origin, if the page has the
+  // same host.
   void AllowStatusPage(int port) { status_page_port_.store(port); }
 
  private:
@@ -69,7 +69,7 @@ class OpenAiService {
   bool IsAllowed(const HttpRequest& request, absl::string_view origin) const;
   HttpHeaders OriginHeaders(const HttpRequest& request) const;
   std::optional<HttpAnswer> CheckHostAndOrigin(const HttpRequest& head) const;
-  // Returns an error if the path does not exist, or if its method or its caller is not allowed.
+  // Returns an error if the path does not exist, or if the method or the caller is not allowed.
   // Otherwise sets `caller`, unless the request needs no token.
   std::optional<HttpAnswer> CheckCall(const HttpRequest& head,
                                       std::optional<Identity>* caller) const;

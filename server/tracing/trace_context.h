@@ -22,7 +22,7 @@ struct TraceContext {
 };
 
 // Returns the context of a header of version 00, or of a later version that begins with the same
-// fields. Returns nothing for any other value, which W3C Trace Context requires to ignore.
+// fields. Returns nullopt for any other value, because W3C Trace Context requires to ignore it.
 std::optional<TraceContext> ParseTraceparent(absl::string_view header);
 
 }  // namespace quire::server

@@ -23,7 +23,7 @@
 
 namespace quire::server {
 
-// Properties of the process that the model does not have.
+// Properties of the process, not of the model.
 struct VllmDescription {
   std::string version;
   absl::Time start_time;
