@@ -1,11 +1,13 @@
 #include "server/dialects/anthropic_answer.h"
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "base/json_text.h"
 #include "server/dialects/dialect_fields.h"
 
@@ -55,136 +57,160 @@ std::string CallBlock(const std::string& id, const std::string& name, absl::stri
                       ",\"name\":", JsonQuoted(name), ",\"input\":", input, "}");
 }
 
+class AnthropicAnswer final : public AnswerWriter {
+ public:
+  AnthropicAnswer(bool stream, OpenAiAnswerHead head) : stream_(stream), head_(std::move(head)) {}
+
+  void Take(std::size_t /*prompt*/, const v1::GenerateResponse& message,
+            std::string* events) override {
+    if (message.has_started()) {
+      prompt_tokens_ = message.started().prompt_tokens();
+      cached_tokens_ = message.started().cached_tokens();
+      if (!stream_) return;
+      absl::StrAppend(
+          events, NamedEvent("message_start", absl::StrCat("{\"type\":\"message_start\",",
+                                                           "\"message\":", MessageJson(), "}")));
+    } else if (message.has_delta()) {
+      AddDelta(message.delta(), events);
+    } else if (message.has_completed()) {
+      if (stream_) {
+        CloseBlock(events);
+      } else {
+        SetContent(message.completed());
+      }
+      Finish(message.completed());
+    }
+  }
+
+  void AppendEnd(std::string* events) override {
+    const ordered_json event = {
+        {"type", "message_delta"}, {"delta", StopMembers()}, {"usage", Usage()}};
+    absl::StrAppend(events, NamedEvent("message_delta", JsonText(event)),
+                    NamedEvent("message_stop", R"({"type":"message_stop"})"));
+  }
+
+  void AppendError(const std::string& error_body, std::string* events) override {
+    absl::StrAppend(events, NamedEvent("error", error_body));
+  }
+
+  std::string TakeBody() override { return MessageJson(); }
+  std::size_t buffered_bytes() const override { return content_.size(); }
+
+ private:
+  enum class Block { kNone, kThinking, kText };
+
+  void AddDelta(const v1::Delta& delta, std::string* events) {
+    if (!delta.reasoning_text().empty()) AddText(Block::kThinking, delta.reasoning_text(), events);
+    if (!delta.text().empty()) AddText(Block::kText, delta.text(), events);
+    for (const v1::ToolCallDelta& call : delta.tool_calls()) {
+      CloseBlock(events);
+      has_calls_ = true;
+      AppendStart(CallBlock(call.id(), call.name(), "{}"), events);
+      AppendDelta({{"type", "input_json_delta"}, {"partial_json", call.arguments_json()}}, events);
+      AppendStop(events);
+    }
+  }
+
+  void AddText(Block kind, absl::string_view text, std::string* events) {
+    const bool is_thinking = kind == Block::kThinking;
+    if (open_block_ != kind) {
+      CloseBlock(events);
+      AppendStart(TextBlock(is_thinking, ""), events);
+      open_block_ = kind;
+    }
+    AppendDelta({{"type", is_thinking ? "thinking_delta" : "text_delta"},
+                 {is_thinking ? "thinking" : "text", text}},
+                events);
+  }
+
+  void CloseBlock(std::string* events) {
+    if (std::exchange(open_block_, Block::kNone) != Block::kNone) AppendStop(events);
+  }
+
+  // AppendStart, AppendDelta and AppendStop write the events of the block with the index
+  // `num_blocks_`. `block` and `delta` are JSON objects.
+  void AppendStart(absl::string_view block, std::string* events) {
+    absl::StrAppend(
+        events, NamedEvent("content_block_start",
+                           absl::StrCat("{\"type\":\"content_block_start\",\"index\":", num_blocks_,
+                                        ",\"content_block\":", block, "}")));
+  }
+
+  void AppendDelta(const ordered_json& delta, std::string* events) {
+    const ordered_json event = {
+        {"type", "content_block_delta"}, {"index", num_blocks_}, {"delta", delta}};
+    absl::StrAppend(events, NamedEvent("content_block_delta", JsonText(event)));
+  }
+
+  void AppendStop(std::string* events) {
+    const ordered_json event = {{"type", "content_block_stop"}, {"index", num_blocks_++}};
+    absl::StrAppend(events, NamedEvent("content_block_stop", JsonText(event)));
+  }
+
+  void SetContent(const v1::Completed& completed) {
+    std::vector<std::string> blocks;
+    if (!completed.reasoning_text().empty()) {
+      blocks.push_back(TextBlock(/*is_thinking=*/true, completed.reasoning_text()));
+    }
+    if (!completed.text().empty()) {
+      blocks.push_back(TextBlock(/*is_thinking=*/false, completed.text()));
+    }
+    for (const v1::ToolCall& call : completed.tool_calls()) {
+      has_calls_ = true;
+      blocks.push_back(CallBlock(call.id(), call.name(), call.arguments_json()));
+    }
+    content_ = absl::StrJoin(blocks, ",");
+  }
+
+  void Finish(const v1::Completed& completed) {
+    stop_reason_ = std::string(StopReason(completed, has_calls_));
+    stop_sequence_ = completed.stop_text();
+    output_tokens_ = completed.usage().completion_tokens();
+  }
+
+  // Anthropic's API does not count cached tokens in input_tokens.
+  ordered_json Usage() const {
+    return {{"input_tokens", prompt_tokens_ - cached_tokens_},
+            {"cache_creation_input_tokens", 0},
+            {"cache_read_input_tokens", cached_tokens_},
+            {"output_tokens", output_tokens_}};
+  }
+
+  // Returns stop_reason and stop_sequence.
+  ordered_json StopMembers() const {
+    const auto text = [](const std::string& value) {
+      return value.empty() ? ordered_json() : ordered_json(value);
+    };
+    return {{"stop_reason", text(stop_reason_)}, {"stop_sequence", text(stop_sequence_)}};
+  }
+
+  // Returns the message as JSON, with the content so far.
+  std::string MessageJson() const {
+    std::string json = JsonText(ordered_json{
+        {"id", head_.id}, {"type", "message"}, {"role", "assistant"}, {"model", head_.model}});
+    json.pop_back();
+    ordered_json rest = StopMembers();
+    rest["usage"] = Usage();
+    absl::StrAppend(&json, ",\"content\":[", content_, "],", JsonText(rest).substr(1));
+    return json;
+  }
+
+  const bool stream_;
+  const OpenAiAnswerHead head_;
+  Block open_block_ = Block::kNone;
+  std::int64_t num_blocks_ = 0;  // blocks that were closed
+  bool has_calls_ = false;
+  std::string content_;        // JSON of the blocks; empty with a stream
+  std::string stop_reason_;    // empty until the end
+  std::string stop_sequence_;  // may be empty
+  std::int64_t prompt_tokens_ = 0, cached_tokens_ = 0, output_tokens_ = 0;
+};
+
 }  // namespace
 
-AnthropicAnswer::AnthropicAnswer(bool stream, OpenAiAnswerHead head)
-    : stream_(stream), head_(std::move(head)) {}
-
-void AnthropicAnswer::Take(std::size_t /*prompt*/, const v1::GenerateResponse& message,
-                           std::string* events) {
-  if (message.has_started()) {
-    prompt_tokens_ = message.started().prompt_tokens();
-    cached_tokens_ = message.started().cached_tokens();
-    if (!stream_) return;
-    absl::StrAppend(events,
-                    NamedEvent("message_start", absl::StrCat("{\"type\":\"message_start\",",
-                                                             "\"message\":", MessageJson(), "}")));
-  } else if (message.has_delta()) {
-    AddDelta(message.delta(), events);
-  } else if (message.has_completed()) {
-    if (stream_) {
-      CloseBlock(events);
-    } else {
-      SetContent(message.completed());
-    }
-    Finish(message.completed());
-  }
-}
-
-void AnthropicAnswer::AddDelta(const v1::Delta& delta, std::string* events) {
-  if (!delta.reasoning_text().empty()) AddText(Block::kThinking, delta.reasoning_text(), events);
-  if (!delta.text().empty()) AddText(Block::kText, delta.text(), events);
-  for (const v1::ToolCallDelta& call : delta.tool_calls()) {
-    CloseBlock(events);
-    has_calls_ = true;
-    AppendStart(CallBlock(call.id(), call.name(), "{}"), events);
-    AppendDelta({{"type", "input_json_delta"}, {"partial_json", call.arguments_json()}}, events);
-    AppendStop(events);
-  }
-}
-
-void AnthropicAnswer::AddText(Block kind, absl::string_view text, std::string* events) {
-  const bool is_thinking = kind == Block::kThinking;
-  if (open_block_ != kind) {
-    CloseBlock(events);
-    AppendStart(TextBlock(is_thinking, ""), events);
-    open_block_ = kind;
-  }
-  AppendDelta({{"type", is_thinking ? "thinking_delta" : "text_delta"},
-               {is_thinking ? "thinking" : "text", text}},
-              events);
-}
-
-void AnthropicAnswer::CloseBlock(std::string* events) {
-  if (std::exchange(open_block_, Block::kNone) != Block::kNone) AppendStop(events);
-}
-
-void AnthropicAnswer::AppendStart(absl::string_view block, std::string* events) {
-  absl::StrAppend(events, NamedEvent("content_block_start",
-                                     absl::StrCat("{\"type\":\"content_block_start\",\"index\":",
-                                                  num_blocks_, ",\"content_block\":", block, "}")));
-}
-
-void AnthropicAnswer::AppendDelta(const ordered_json& delta, std::string* events) {
-  const ordered_json event = {
-      {"type", "content_block_delta"}, {"index", num_blocks_}, {"delta", delta}};
-  absl::StrAppend(events, NamedEvent("content_block_delta", JsonText(event)));
-}
-
-void AnthropicAnswer::AppendStop(std::string* events) {
-  const ordered_json event = {{"type", "content_block_stop"}, {"index", num_blocks_++}};
-  absl::StrAppend(events, NamedEvent("content_block_stop", JsonText(event)));
-}
-
-void AnthropicAnswer::SetContent(const v1::Completed& completed) {
-  std::vector<std::string> blocks;
-  if (!completed.reasoning_text().empty()) {
-    blocks.push_back(TextBlock(/*is_thinking=*/true, completed.reasoning_text()));
-  }
-  if (!completed.text().empty()) {
-    blocks.push_back(TextBlock(/*is_thinking=*/false, completed.text()));
-  }
-  for (const v1::ToolCall& call : completed.tool_calls()) {
-    has_calls_ = true;
-    blocks.push_back(CallBlock(call.id(), call.name(), call.arguments_json()));
-  }
-  content_ = absl::StrJoin(blocks, ",");
-}
-
-void AnthropicAnswer::Finish(const v1::Completed& completed) {
-  stop_reason_ = std::string(StopReason(completed, has_calls_));
-  stop_sequence_ = completed.stop_text();
-  output_tokens_ = completed.usage().completion_tokens();
-}
-
-// Anthropic's API does not count cached tokens in input_tokens.
-ordered_json AnthropicAnswer::Usage() const {
-  return {{"input_tokens", prompt_tokens_ - cached_tokens_},
-          {"cache_creation_input_tokens", 0},
-          {"cache_read_input_tokens", cached_tokens_},
-          {"output_tokens", output_tokens_}};
-}
-
-ordered_json AnthropicAnswer::StopMembers() const {
-  const auto text = [](const std::string& value) {
-    return value.empty() ? ordered_json() : ordered_json(value);
-  };
-  return {{"stop_reason", text(stop_reason_)}, {"stop_sequence", text(stop_sequence_)}};
-}
-
-std::string AnthropicAnswer::MessageJson() const {
-  std::string json = JsonText(ordered_json{
-      {"id", head_.id}, {"type", "message"}, {"role", "assistant"}, {"model", head_.model}});
-  json.pop_back();
-  ordered_json rest = StopMembers();
-  rest["usage"] = Usage();
-  absl::StrAppend(&json, ",\"content\":[", content_, "],", JsonText(rest).substr(1));
-  return json;
-}
-
-void AnthropicAnswer::AppendEnd(std::string* events) {
-  const ordered_json event = {
-      {"type", "message_delta"}, {"delta", StopMembers()}, {"usage", Usage()}};
-  absl::StrAppend(events, NamedEvent("message_delta", JsonText(event)),
-                  NamedEvent("message_stop", R"({"type":"message_stop"})"));
-}
-
-void AnthropicAnswer::AppendError(const std::string& error_body, std::string* events) {
-  absl::StrAppend(events, NamedEvent("error", error_body));
-}
-
-std::string AnthropicAnswer::TakeBody() {
-  return MessageJson();
+std::unique_ptr<AnswerWriter> MakeAnthropicAnswer(const OpenAiRequest& request,
+                                                  OpenAiAnswerHead head, OpenAiTokens /*tokens*/) {
+  return std::make_unique<AnthropicAnswer>(request.stream, std::move(head));
 }
 
 std::string AnthropicErrorBody(const ApiError& error) {

@@ -1,7 +1,5 @@
 #include "server/dialects/dialect_endpoints.h"
 
-#include <utility>
-
 #include "server/dialects/anthropic_answer.h"
 #include "server/dialects/anthropic_request.h"
 #include "server/dialects/responses_answer.h"
@@ -9,16 +7,6 @@
 
 namespace quire::server {
 namespace {
-
-std::unique_ptr<AnswerWriter> MakeResponsesAnswer(const OpenAiRequest& request,
-                                                  OpenAiAnswerHead head, OpenAiTokens /*tokens*/) {
-  return std::make_unique<ResponsesAnswer>(request, std::move(head));
-}
-
-std::unique_ptr<AnswerWriter> MakeAnthropicAnswer(const OpenAiRequest& request,
-                                                  OpenAiAnswerHead head, OpenAiTokens /*tokens*/) {
-  return std::make_unique<AnthropicAnswer>(request.stream, std::move(head));
-}
 
 constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/responses",
                                               .method = "Responses",

@@ -1,14 +1,7 @@
 #include "server/openai/generation_endpoint.h"
 
-#include <utility>
-
 namespace quire::server {
 namespace {
-
-std::unique_ptr<AnswerWriter> MakeOpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
-                                               OpenAiTokens tokens) {
-  return std::make_unique<OpenAiAnswer>(request, std::move(head), std::move(tokens));
-}
 
 constexpr GenerationEndpoint kEndpoints[] = {{.path = "/v1/completions",
                                               .method = "Completions",

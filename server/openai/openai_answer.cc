@@ -263,375 +263,351 @@ struct Prompt {
   std::size_t num_completed = 0;           // number of completed choices
 };
 
-}  // namespace
-
-struct OpenAiAnswer::Impl {
-  Impl(const OpenAiRequest& request, OpenAiAnswerHead the_head, OpenAiTokens the_tokens)
-      : is_chat(request.is_chat),
-        stream(request.stream),
-        include_usage(request.include_usage),
-        continuous_usage(request.continuous_usage),
-        echo(request.echo),
-        with_logprobs(request.logprobs),
-        hides_output(request.hides_output),
-        with_prompt_logprobs(request.prompt_logprobs),
-        with_ids(request.token_ids),
-        uses_functions(request.uses_functions),
-        has_named_tool(!request.prompts.empty() &&
-                       request.prompts[0].chat().tool_choice() == v1::TOOL_CHOICE_NAMED),
-        skips_special(request.prompts.empty() ||
-                      !request.prompts[0].output().has_skip_special_tokens() ||
-                      request.prompts[0].output().skip_special_tokens()),
-        choices_per_prompt(static_cast<std::size_t>(request.choices)),
-        returned_per_prompt(static_cast<std::size_t>(request.returned_choices)),
-        names(request.names),
-        head(std::move(the_head)),
-        vocabulary(std::move(the_tokens)),
-        prompts(request.prompts.size()),
-        choices(prompts.size() * choices_per_prompt) {
-    for (std::size_t i = 0; i < prompts.size(); ++i) {
-      prompts[i].is_decoded = request.prompts[i].has_token_ids();
+class OpenAiAnswer final : public AnswerWriter {
+ public:
+  OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens)
+      : is_chat_(request.is_chat),
+        stream_(request.stream),
+        include_usage_(request.include_usage),
+        continuous_usage_(request.continuous_usage),
+        echo_(request.echo),
+        with_logprobs_(request.logprobs),
+        hides_output_(request.hides_output),
+        with_prompt_logprobs_(request.prompt_logprobs),
+        with_ids_(request.token_ids),
+        uses_functions_(request.uses_functions),
+        has_named_tool_(!request.prompts.empty() &&
+                        request.prompts[0].chat().tool_choice() == v1::TOOL_CHOICE_NAMED),
+        skips_special_(request.prompts.empty() ||
+                       !request.prompts[0].output().has_skip_special_tokens() ||
+                       request.prompts[0].output().skip_special_tokens()),
+        choices_per_prompt_(static_cast<std::size_t>(request.choices)),
+        returned_per_prompt_(static_cast<std::size_t>(request.returned_choices)),
+        names_(request.names),
+        head_(std::move(head)),
+        vocabulary_(std::move(tokens)),
+        prompts_(request.prompts.size()),
+        choices_(prompts_.size() * choices_per_prompt_) {
+    for (std::size_t i = 0; i < prompts_.size(); ++i) {
+      prompts_[i].is_decoded = request.prompts[i].has_token_ids();
     }
   }
 
-  void Start(std::size_t prompt, const v1::Started& started, std::string* events);
-  void AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt);
-  void AddDelta(std::size_t index, const v1::Delta& delta, std::string* events);
-  void Complete(std::size_t index, const v1::Completed& completed, std::string* events);
+  void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events) override {
+    const std::size_t first = prompt * choices_per_prompt_;
+    switch (message.event_case()) {
+      case v1::GenerateResponse::kStarted:
+        return Start(prompt, message.started(), events);
+      case v1::GenerateResponse::kPromptLogprobs:
+        return AddPromptLogprobs(message.prompt_logprobs().tokens(), &prompts_[prompt]);
+      case v1::GenerateResponse::kDelta: {
+        const v1::Delta& delta = message.delta();
+        return AddDelta(first + static_cast<std::size_t>(delta.index()), delta, events);
+      }
+      case v1::GenerateResponse::kCompleted: {
+        const v1::Completed& completed = message.completed();
+        Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
+        Prompt& state = prompts_[prompt];
+        if (++state.num_completed == choices_per_prompt_) state.logprobs = {};
+        return;
+      }
+      default:
+        return;
+    }
+  }
+
+  // Appends the usage if requested, and [DONE].
+  void AppendEnd(std::string* events) override {
+    if (include_usage_) {
+      ordered_json chunk = Envelope(is_chat_ ? "chat.completion.chunk" : "text_completion");
+      chunk["choices"] = ordered_json::array();
+      chunk["usage"] = Usage();
+      absl::StrAppend(events, SseEvent(JsonText(chunk)));
+    }
+    absl::StrAppend(events, SseEvent("[DONE]"));
+  }
+
+  // Omits [DONE], so that the client does not mistake the answer for a complete one.
+  void AppendError(const std::string& error_body, std::string* events) override {
+    absl::StrAppend(events, SseEvent(error_body));
+  }
+
+  // Concatenates text instead of JSON values, since choices may be large.
+  std::string TakeBody() override {
+    std::string body = JsonText(Envelope(is_chat_ ? "chat.completion" : "text_completion"));
+    body.pop_back();
+    if (!unenforced_.empty()) {
+      absl::StrAppend(&body, ",\"unenforced_keywords\":", JsonText(unenforced_));
+    }
+    body.reserve(body.size() + buffered_bytes_ + choices_.size() + 256);
+    body += ",\"choices\":[";
+    std::size_t returned = 0;
+    for (std::size_t prompt = 0; prompt < prompts_.size(); ++prompt) {
+      for (const std::size_t index : ReturnedChoices(prompt)) {
+        const std::string json = std::exchange(choices_[index].json, "");
+        absl::StrAppend(&body, "{\"index\":", returned++, ",", absl::string_view(json).substr(1));
+        if (!is_chat_ && with_prompt_logprobs_) {
+          body.pop_back();
+          AppendPromptLogprobs(prompts_[prompt], &body);
+          body += '}';
+        }
+        body += ',';
+      }
+    }
+    body.back() = ']';
+    if (is_chat_ && with_prompt_logprobs_) {
+      AppendPromptLogprobs(prompts_.front(), &body);
+    }
+    if (is_chat_ && with_ids_) {
+      absl::StrAppend(&body, ",\"prompt_token_ids\":", JsonText(prompts_.front().ids));
+    }
+    absl::StrAppend(&body, ",\"usage\":", JsonText(Usage()), "}");
+    return body;
+  }
+
+  std::size_t buffered_bytes() const override { return buffered_bytes_; }
+
+ private:
+  void Start(std::size_t prompt, const v1::Started& started, std::string* events) {
+    Prompt& state = prompts_[prompt];
+    state.tokens = started.prompt_tokens();
+    state.cached_tokens = started.cached_tokens();
+    state.text = started.prompt_text();
+    // If the prompt ends within a character, the output usually completes the character. Hidden
+    // output cannot complete it, so a replacement character is added here.
+    if (hides_output_ && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
+      absl::StrAppend(&state.text, kReplacementCharacter);
+    }
+    state.characters = CountUtf8Characters(state.text);
+    if (echo_ && with_logprobs_ && started.prompt_token_ids_size() > 0) {
+      state.first_id = started.prompt_token_ids(0);
+    }
+    if (with_ids_) state.ids = IdList(started.prompt_token_ids());
+    if (unenforced_.empty()) {
+      for (const std::string& keyword : started.unenforced_keywords()) {
+        unenforced_.push_back(RenameKeyword(keyword, names_));
+      }
+    }
+    if (!is_chat_ || !stream_) return;
+    for (std::size_t c = 0; c < choices_per_prompt_; ++c) {
+      const ordered_json role = {{"role", "assistant"}, {"content", ""}};
+      const std::size_t index = prompt * choices_per_prompt_ + c;
+      AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events, /*is_first=*/true);
+    }
+  }
+
+  // Converts the log-probabilities to JSON at once, so that buffered_bytes counts them before
+  // memory is exhausted. The body of a chat contains the list once. The body of a completion
+  // contains the list once per choice.
+  void AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
+    if (echo_) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
+    if (!with_prompt_logprobs_) return;
+    const std::size_t before = prompt->logprobs_json.size();
+    for (const v1::TokenLogprob& token : tokens) {
+      absl::StrAppend(&prompt->logprobs_json, ",", PromptLogprob(token));
+    }
+    const std::size_t copies = is_chat_ ? 1 : returned_per_prompt_;
+    buffered_bytes_ += copies * (prompt->logprobs_json.size() - before);
+  }
+
+  void AddDelta(std::size_t index, const v1::Delta& delta, std::string* events) {
+    const bool is_first = !std::exchange(choices_[index].is_open, true);
+    if (delta.has_usage() && !hides_output_) {
+      choices_[index].completion_tokens = delta.usage().completion_tokens();
+      choices_[index].reasoning_tokens = delta.usage().reasoning_tokens();
+    }
+    std::string shown = is_first && echo_ ? PromptOfChoice(index).text : "";
+    if (!hides_output_) shown += delta.text();
+    ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), is_first);
+    const bool is_parsed = !delta.reasoning_text().empty() || !delta.tool_calls().empty();
+    if (!delta.tool_calls().empty()) choices_[index].has_calls = true;
+    const bool has_ids = with_ids_ && (is_first || !delta.token_ids().empty());
+    if (shown.empty() && !is_parsed && logprobs.is_null() && !has_ids) return;
+    ordered_json content =
+        is_chat_ ? MakeDelta(delta, shown, uses_functions_) : ordered_json(shown);
+    ordered_json choice = ChunkChoice(index, std::move(content), std::move(logprobs), nullptr);
+    AddIds(index, delta.token_ids(), is_first, &choice);
+    AppendChunk(index, std::move(choice), events);
+  }
+
+  void Complete(std::size_t index, const v1::Completed& completed, std::string* events) {
+    Choice& choice = choices_[index];
+    choice.completion_tokens = hides_output_ ? 0 : completed.usage().completion_tokens();
+    choice.reasoning_tokens = completed.usage().reasoning_tokens();
+    const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
+    const char* const finish_reason =
+        hides_output_ ? "length"
+                      : FinishReasonName(completed.finish_reason(), has_calls && !has_named_tool_,
+                                         uses_functions_);
+    if (stream_) {
+      // If the choice has no output, the prompt has not been sent yet.
+      if (!choice.is_open && (echo_ || with_ids_)) AddDelta(index, v1::Delta(), events);
+      ordered_json nothing = is_chat_ ? ordered_json::object() : ordered_json("");
+      AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, finish_reason), events);
+      return;
+    }
+    std::string shown = echo_ ? PromptOfChoice(index).text : "";
+    if (!hides_output_) shown += completed.text();
+    ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*is_first=*/true);
+    ordered_json json;
+    if (is_chat_) {
+      json["message"] = MakeMessage(completed, uses_functions_);
+    } else {
+      json["text"] = shown;
+    }
+    json["logprobs"] = std::move(logprobs);
+    json["finish_reason"] = finish_reason;
+    AddIds(index, completed.token_ids(), /*is_first=*/true, &json);
+    choice.mean_logprob = MeanLogprob(completed.logprobs());
+    choice.json = JsonText(json);
+    buffered_bytes_ += choice.json.size();
+  }
 
   ordered_json Envelope(const char* object) const {
-    return {{"id", head.id},
+    return {{"id", head_.id},
             {"object", object},
-            {"created", head.created},
-            {"model", head.model},
-            {"system_fingerprint", head.system_fingerprint}};
+            {"created", head_.created},
+            {"model", head_.model},
+            {"system_fingerprint", head_.system_fingerprint}};
   }
-  ordered_json Usage() const;
+
+  ordered_json Usage() const {
+    std::int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
+    for (const Prompt& prompt : prompts_) {
+      prompt_tokens += prompt.tokens;
+      cached_tokens += prompt.cached_tokens;
+    }
+    for (const Choice& choice : choices_) {
+      completion_tokens += choice.completion_tokens;
+      reasoning_tokens += choice.reasoning_tokens;
+    }
+    return UsageObject(prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens);
+  }
+
   // Returns the usage of a choice so far, and of its prompt.
-  ordered_json UsageOfChoice(std::size_t index) const;
+  ordered_json UsageOfChoice(std::size_t index) const {
+    const Prompt& prompt = PromptOfChoice(index);
+    const Choice& choice = choices_[index];
+    return UsageObject(prompt.tokens, prompt.cached_tokens, choice.completion_tokens,
+                       choice.reasoning_tokens);
+  }
+
   ordered_json UsageObject(std::int64_t prompt_tokens, std::int64_t cached_tokens,
-                           std::int64_t completion_tokens, std::int64_t reasoning_tokens) const;
-  ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool is_first);
-  bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const;
-  void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const;
+                           std::int64_t completion_tokens, std::int64_t reasoning_tokens) const {
+    ordered_json usage = {{"prompt_tokens", prompt_tokens},
+                          {"completion_tokens", completion_tokens},
+                          {"total_tokens", prompt_tokens + completion_tokens},
+                          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}}};
+    if (is_chat_) usage["completion_tokens_details"] = {{"reasoning_tokens", reasoning_tokens}};
+    return usage;
+  }
+
+  // `is_first` is true for the first log-probabilities of a choice. The log-probabilities of an
+  // echoed prompt are placed before them.
+  ordered_json MakeLogprobs(std::size_t index, const TokenLogprobs& tokens, bool is_first) {
+    if (!with_logprobs_) return nullptr;
+    if (is_chat_) return {{"content", ChatLogprobs(tokens)}, {"refusal", nullptr}};
+    CompletionLogprobs& lists = choices_[index].logprobs;
+    if (is_first && echo_) AddPrompt(PromptOfChoice(index), &lists);
+    if (!hides_output_) {
+      const std::int64_t echoed = echo_ ? PromptOfChoice(index).characters : 0;
+      for (const v1::TokenLogprob& token : tokens) lists.Add(token, echoed + token.text_offset());
+    }
+    return lists.Take();
+  }
+
+  bool EndsInsideCharacter(const google::protobuf::RepeatedField<std::int32_t>& ids) const {
+    text::Detokenizer detokenizer = vocabulary_.detokenizer(skips_special_);
+    for (const std::int32_t id : ids) detokenizer.Push(id);
+    return detokenizer.open_characters() > 0;
+  }
+
+  void AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const {
+    PromptOffsetCounter offsets(prompt.text, vocabulary_, prompt.is_decoded, skips_special_);
+    const bool has_first = prompt.first_id >= 0;
+    lists->AddFirst(has_first ? vocabulary_.bytes(prompt.first_id) : "",
+                    has_first ? offsets.Next(prompt.first_id) : 0);
+    for (const v1::TokenLogprob& token : prompt.logprobs) {
+      lists->Add(token, offsets.Next(token.token_id()));
+    }
+  }
+
   // Appends the member prompt_logprobs. The first token has no probability.
   static void AppendPromptLogprobs(const Prompt& prompt, std::string* body) {
     absl::StrAppend(body, ",\"prompt_logprobs\":[null", prompt.logprobs_json, "]");
   }
+
   // `is_first` is true for the first chunk of a choice of a chat.
   void AppendChunk(std::size_t index, ordered_json choice, std::string* events,
-                   bool is_first = false);
+                   bool is_first = false) {
+    ordered_json chunk = Envelope(is_chat_ ? "chat.completion.chunk" : "text_completion");
+    if (!std::exchange(has_sent_unenforced_, true) && !unenforced_.empty()) {
+      chunk["unenforced_keywords"] = unenforced_;
+    }
+    chunk["choices"] = ordered_json::array({std::move(choice)});
+    if (is_first && is_chat_ && with_ids_) chunk["prompt_token_ids"] = PromptOfChoice(index).ids;
+    if (include_usage_) chunk["usage"] = continuous_usage_ ? UsageOfChoice(index) : ordered_json();
+    absl::StrAppend(events, SseEvent(JsonText(chunk)));
+  }
+
   // Adds the ids of the output to a choice. For a completion, also adds the ids of the prompt if
   // `is_first` is true.
   void AddIds(std::size_t index, const google::protobuf::RepeatedField<std::int32_t>& ids,
-              bool is_first, ordered_json* choice) const;
+              bool is_first, ordered_json* choice) const {
+    if (!with_ids_) return;
+    if (is_first && !is_chat_) (*choice)["prompt_token_ids"] = PromptOfChoice(index).ids;
+    (*choice)["token_ids"] = hides_output_ ? ordered_json::array() : IdList(ids);
+  }
+
   // Returns the indexes of the prompt's choices that the answer contains, best first if best_of is
   // above n.
-  std::vector<std::size_t> ReturnedChoices(std::size_t prompt) const;
+  std::vector<std::size_t> ReturnedChoices(std::size_t prompt) const {
+    std::vector<std::size_t> indexes(choices_per_prompt_);
+    std::iota(indexes.begin(), indexes.end(), prompt * choices_per_prompt_);
+    if (returned_per_prompt_ == choices_per_prompt_) return indexes;
+    std::ranges::stable_sort(indexes, std::greater<>(),
+                             [&](std::size_t index) { return choices_[index].mean_logprob; });
+    indexes.resize(returned_per_prompt_);
+    return indexes;
+  }
+
   // Returns the choice of a chunk. `finish_reason` is null except in the last chunk of the choice.
   ordered_json ChunkChoice(std::size_t index, ordered_json content, ordered_json logprobs,
-                           const char* finish_reason) const;
-  const Prompt& PromptOfChoice(std::size_t index) const {
-    return prompts[index / choices_per_prompt];
+                           const char* finish_reason) const {
+    ordered_json choice = {{"index", index}};
+    choice[is_chat_ ? "delta" : "text"] = std::move(content);
+    choice["logprobs"] = std::move(logprobs);
+    choice["finish_reason"] =
+        finish_reason == nullptr ? ordered_json() : ordered_json(finish_reason);
+    return choice;
   }
 
-  const bool is_chat, stream, include_usage, continuous_usage, echo, with_logprobs, hides_output,
-      with_prompt_logprobs, with_ids, uses_functions, has_named_tool, skips_special;
-  const std::size_t choices_per_prompt, returned_per_prompt;
-  const FieldNames names;
-  OpenAiAnswerHead head;
-  const OpenAiTokens vocabulary;
-  std::vector<Prompt> prompts;
-  std::vector<Choice> choices;
+  const Prompt& PromptOfChoice(std::size_t index) const {
+    return prompts_[index / choices_per_prompt_];
+  }
+
+  const bool is_chat_, stream_, include_usage_, continuous_usage_, echo_, with_logprobs_,
+      hides_output_, with_prompt_logprobs_, with_ids_, uses_functions_, has_named_tool_,
+      skips_special_;
+  const std::size_t choices_per_prompt_, returned_per_prompt_;
+  const FieldNames names_;
+  OpenAiAnswerHead head_;
+  const OpenAiTokens vocabulary_;
+  std::vector<Prompt> prompts_;
+  std::vector<Choice> choices_;
   // Schema keywords that the constraint does not enforce. All prompts have the same keywords.
-  ordered_json unenforced = ordered_json::array();
-  bool has_sent_unenforced = false;  // a chunk with these keywords was sent
+  ordered_json unenforced_ = ordered_json::array();
+  bool has_sent_unenforced_ = false;  // a chunk with these keywords was sent
   // Total size of the choices' `json` and the prompts' `logprobs_json`. Each copy of
   // `logprobs_json` in the body counts.
-  std::size_t buffered_bytes = 0;
+  std::size_t buffered_bytes_ = 0;
 };
 
-ordered_json OpenAiAnswer::Impl::Usage() const {
-  std::int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
-  for (const Prompt& prompt : prompts) {
-    prompt_tokens += prompt.tokens;
-    cached_tokens += prompt.cached_tokens;
-  }
-  for (const Choice& choice : choices) {
-    completion_tokens += choice.completion_tokens;
-    reasoning_tokens += choice.reasoning_tokens;
-  }
-  return UsageObject(prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens);
-}
+}  // namespace
 
-ordered_json OpenAiAnswer::Impl::UsageOfChoice(std::size_t index) const {
-  const Prompt& prompt = PromptOfChoice(index);
-  const Choice& choice = choices[index];
-  return UsageObject(prompt.tokens, prompt.cached_tokens, choice.completion_tokens,
-                     choice.reasoning_tokens);
-}
-
-ordered_json OpenAiAnswer::Impl::UsageObject(std::int64_t prompt_tokens, std::int64_t cached_tokens,
-                                             std::int64_t completion_tokens,
-                                             std::int64_t reasoning_tokens) const {
-  ordered_json usage = {{"prompt_tokens", prompt_tokens},
-                        {"completion_tokens", completion_tokens},
-                        {"total_tokens", prompt_tokens + completion_tokens},
-                        {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}}};
-  if (is_chat) usage["completion_tokens_details"] = {{"reasoning_tokens", reasoning_tokens}};
-  return usage;
-}
-
-ordered_json OpenAiAnswer::Impl::ChunkChoice(std::size_t index, ordered_json content,
-                                             ordered_json logprobs,
-                                             const char* finish_reason) const {
-  ordered_json choice = {{"index", index}};
-  choice[is_chat ? "delta" : "text"] = std::move(content);
-  choice["logprobs"] = std::move(logprobs);
-  choice["finish_reason"] = finish_reason == nullptr ? ordered_json() : ordered_json(finish_reason);
-  return choice;
-}
-
-void OpenAiAnswer::Impl::AppendChunk(std::size_t index, ordered_json choice, std::string* events,
-                                     bool is_first) {
-  ordered_json chunk = Envelope(is_chat ? "chat.completion.chunk" : "text_completion");
-  if (!std::exchange(has_sent_unenforced, true) && !unenforced.empty()) {
-    chunk["unenforced_keywords"] = unenforced;
-  }
-  chunk["choices"] = ordered_json::array({std::move(choice)});
-  if (is_first && is_chat && with_ids) chunk["prompt_token_ids"] = PromptOfChoice(index).ids;
-  if (include_usage) chunk["usage"] = continuous_usage ? UsageOfChoice(index) : ordered_json();
-  absl::StrAppend(events, SseEvent(JsonText(chunk)));
-}
-
-void OpenAiAnswer::Impl::Start(std::size_t prompt, const v1::Started& started,
-                               std::string* events) {
-  Prompt& state = prompts[prompt];
-  state.tokens = started.prompt_tokens();
-  state.cached_tokens = started.cached_tokens();
-  state.text = started.prompt_text();
-  // If the prompt ends within a character, the output usually completes the character. Hidden
-  // output cannot complete it, so a replacement character is added here.
-  if (hides_output && state.is_decoded && EndsInsideCharacter(started.prompt_token_ids())) {
-    absl::StrAppend(&state.text, kReplacementCharacter);
-  }
-  state.characters = CountUtf8Characters(state.text);
-  if (echo && with_logprobs && started.prompt_token_ids_size() > 0) {
-    state.first_id = started.prompt_token_ids(0);
-  }
-  if (with_ids) state.ids = IdList(started.prompt_token_ids());
-  if (unenforced.empty()) {
-    for (const std::string& keyword : started.unenforced_keywords()) {
-      unenforced.push_back(RenameKeyword(keyword, names));
-    }
-  }
-  if (!is_chat || !stream) return;
-  for (std::size_t c = 0; c < choices_per_prompt; ++c) {
-    const ordered_json role = {{"role", "assistant"}, {"content", ""}};
-    const std::size_t index = prompt * choices_per_prompt + c;
-    AppendChunk(index, ChunkChoice(index, role, nullptr, nullptr), events, /*is_first=*/true);
-  }
-}
-
-// Converts the log-probabilities to JSON at once, so that buffered_bytes counts them before memory
-// is exhausted. The body of a chat contains the list once. The body of a completion contains the
-// list once per choice.
-void OpenAiAnswer::Impl::AddPromptLogprobs(const TokenLogprobs& tokens, Prompt* prompt) {
-  if (echo) prompt->logprobs.insert(prompt->logprobs.end(), tokens.begin(), tokens.end());
-  if (!with_prompt_logprobs) return;
-  const std::size_t before = prompt->logprobs_json.size();
-  for (const v1::TokenLogprob& token : tokens) {
-    absl::StrAppend(&prompt->logprobs_json, ",", PromptLogprob(token));
-  }
-  const std::size_t copies = is_chat ? 1 : returned_per_prompt;
-  buffered_bytes += copies * (prompt->logprobs_json.size() - before);
-}
-
-bool OpenAiAnswer::Impl::EndsInsideCharacter(
-    const google::protobuf::RepeatedField<std::int32_t>& ids) const {
-  text::Detokenizer detokenizer = vocabulary.detokenizer(skips_special);
-  for (const std::int32_t id : ids) detokenizer.Push(id);
-  return detokenizer.open_characters() > 0;
-}
-
-void OpenAiAnswer::Impl::AddPrompt(const Prompt& prompt, CompletionLogprobs* lists) const {
-  PromptOffsetCounter offsets(prompt.text, vocabulary, prompt.is_decoded, skips_special);
-  const bool has_first = prompt.first_id >= 0;
-  lists->AddFirst(has_first ? vocabulary.bytes(prompt.first_id) : "",
-                  has_first ? offsets.Next(prompt.first_id) : 0);
-  for (const v1::TokenLogprob& token : prompt.logprobs) {
-    lists->Add(token, offsets.Next(token.token_id()));
-  }
-}
-
-// `is_first` is true for the first log-probabilities of a choice. The log-probabilities of an
-// echoed prompt are placed before them.
-ordered_json OpenAiAnswer::Impl::MakeLogprobs(std::size_t index, const TokenLogprobs& tokens,
-                                              bool is_first) {
-  if (!with_logprobs) return nullptr;
-  if (is_chat) return {{"content", ChatLogprobs(tokens)}, {"refusal", nullptr}};
-  CompletionLogprobs& lists = choices[index].logprobs;
-  if (is_first && echo) AddPrompt(PromptOfChoice(index), &lists);
-  if (!hides_output) {
-    const std::int64_t echoed = echo ? PromptOfChoice(index).characters : 0;
-    for (const v1::TokenLogprob& token : tokens) lists.Add(token, echoed + token.text_offset());
-  }
-  return lists.Take();
-}
-
-void OpenAiAnswer::Impl::AddIds(std::size_t index,
-                                const google::protobuf::RepeatedField<std::int32_t>& ids,
-                                bool is_first, ordered_json* choice) const {
-  if (!with_ids) return;
-  if (is_first && !is_chat) (*choice)["prompt_token_ids"] = PromptOfChoice(index).ids;
-  (*choice)["token_ids"] = hides_output ? ordered_json::array() : IdList(ids);
-}
-
-std::vector<std::size_t> OpenAiAnswer::Impl::ReturnedChoices(std::size_t prompt) const {
-  std::vector<std::size_t> indexes(choices_per_prompt);
-  std::iota(indexes.begin(), indexes.end(), prompt * choices_per_prompt);
-  if (returned_per_prompt == choices_per_prompt) return indexes;
-  std::ranges::stable_sort(indexes, std::greater<>(),
-                           [&](std::size_t index) { return choices[index].mean_logprob; });
-  indexes.resize(returned_per_prompt);
-  return indexes;
-}
-
-void OpenAiAnswer::Impl::AddDelta(std::size_t index, const v1::Delta& delta, std::string* events) {
-  const bool is_first = !std::exchange(choices[index].is_open, true);
-  if (delta.has_usage() && !hides_output) {
-    choices[index].completion_tokens = delta.usage().completion_tokens();
-    choices[index].reasoning_tokens = delta.usage().reasoning_tokens();
-  }
-  std::string shown = is_first && echo ? PromptOfChoice(index).text : "";
-  if (!hides_output) shown += delta.text();
-  ordered_json logprobs = MakeLogprobs(index, delta.logprobs(), is_first);
-  const bool is_parsed = !delta.reasoning_text().empty() || !delta.tool_calls().empty();
-  if (!delta.tool_calls().empty()) choices[index].has_calls = true;
-  const bool has_ids = with_ids && (is_first || !delta.token_ids().empty());
-  if (shown.empty() && !is_parsed && logprobs.is_null() && !has_ids) return;
-  ordered_json content = is_chat ? MakeDelta(delta, shown, uses_functions) : ordered_json(shown);
-  ordered_json choice = ChunkChoice(index, std::move(content), std::move(logprobs), nullptr);
-  AddIds(index, delta.token_ids(), is_first, &choice);
-  AppendChunk(index, std::move(choice), events);
-}
-
-void OpenAiAnswer::Impl::Complete(std::size_t index, const v1::Completed& completed,
-                                  std::string* events) {
-  Choice& choice = choices[index];
-  choice.completion_tokens = hides_output ? 0 : completed.usage().completion_tokens();
-  choice.reasoning_tokens = completed.usage().reasoning_tokens();
-  const bool has_calls = choice.has_calls || !completed.tool_calls().empty();
-  const char* const finish_reason =
-      hides_output ? "length"
-                   : FinishReasonName(completed.finish_reason(), has_calls && !has_named_tool,
-                                      uses_functions);
-  if (stream) {
-    // If the choice has no output, the prompt has not been sent yet.
-    if (!choice.is_open && (echo || with_ids)) AddDelta(index, v1::Delta(), events);
-    ordered_json nothing = is_chat ? ordered_json::object() : ordered_json("");
-    AppendChunk(index, ChunkChoice(index, std::move(nothing), nullptr, finish_reason), events);
-    return;
-  }
-  std::string shown = echo ? PromptOfChoice(index).text : "";
-  if (!hides_output) shown += completed.text();
-  ordered_json logprobs = MakeLogprobs(index, completed.logprobs(), /*is_first=*/true);
-  ordered_json json;
-  if (is_chat) {
-    json["message"] = MakeMessage(completed, uses_functions);
-  } else {
-    json["text"] = shown;
-  }
-  json["logprobs"] = std::move(logprobs);
-  json["finish_reason"] = finish_reason;
-  AddIds(index, completed.token_ids(), /*is_first=*/true, &json);
-  choice.mean_logprob = MeanLogprob(completed.logprobs());
-  choice.json = JsonText(json);
-  buffered_bytes += choice.json.size();
-}
-
-OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens)
-    : impl_(std::make_unique<Impl>(request, std::move(head), std::move(tokens))) {}
-
-OpenAiAnswer::~OpenAiAnswer() = default;
-
-void OpenAiAnswer::Take(std::size_t prompt, const v1::GenerateResponse& message,
-                        std::string* events) {
-  const std::size_t first = prompt * impl_->choices_per_prompt;
-  switch (message.event_case()) {
-    case v1::GenerateResponse::kStarted:
-      return impl_->Start(prompt, message.started(), events);
-    case v1::GenerateResponse::kPromptLogprobs: {
-      return impl_->AddPromptLogprobs(message.prompt_logprobs().tokens(), &impl_->prompts[prompt]);
-    }
-    case v1::GenerateResponse::kDelta: {
-      const v1::Delta& delta = message.delta();
-      return impl_->AddDelta(first + static_cast<std::size_t>(delta.index()), delta, events);
-    }
-    case v1::GenerateResponse::kCompleted: {
-      const v1::Completed& completed = message.completed();
-      impl_->Complete(first + static_cast<std::size_t>(completed.index()), completed, events);
-      Prompt& state = impl_->prompts[prompt];
-      if (++state.num_completed == impl_->choices_per_prompt) state.logprobs = {};
-      return;
-    }
-    default:
-      return;
-  }
-}
-
-void OpenAiAnswer::AppendEnd(std::string* events) {
-  if (impl_->include_usage) {
-    ordered_json chunk =
-        impl_->Envelope(impl_->is_chat ? "chat.completion.chunk" : "text_completion");
-    chunk["choices"] = ordered_json::array();
-    chunk["usage"] = impl_->Usage();
-    absl::StrAppend(events, SseEvent(JsonText(chunk)));
-  }
-  absl::StrAppend(events, SseEvent("[DONE]"));
-}
-
-// Omits [DONE], so that the client does not mistake the answer for a complete one.
-void OpenAiAnswer::AppendError(const std::string& error_body, std::string* events) {
-  absl::StrAppend(events, SseEvent(error_body));
-}
-
-std::size_t OpenAiAnswer::buffered_bytes() const {
-  return impl_->buffered_bytes;
-}
-
-// Concatenates text instead of JSON values, since choices may be large.
-std::string OpenAiAnswer::TakeBody() {
-  std::string body =
-      JsonText(impl_->Envelope(impl_->is_chat ? "chat.completion" : "text_completion"));
-  body.pop_back();
-  if (!impl_->unenforced.empty()) {
-    absl::StrAppend(&body, ",\"unenforced_keywords\":", JsonText(impl_->unenforced));
-  }
-  body.reserve(body.size() + impl_->buffered_bytes + impl_->choices.size() + 256);
-  body += ",\"choices\":[";
-  std::size_t returned = 0;
-  for (std::size_t prompt = 0; prompt < impl_->prompts.size(); ++prompt) {
-    for (const std::size_t index : impl_->ReturnedChoices(prompt)) {
-      const std::string json = std::exchange(impl_->choices[index].json, "");
-      absl::StrAppend(&body, "{\"index\":", returned++, ",", absl::string_view(json).substr(1));
-      if (!impl_->is_chat && impl_->with_prompt_logprobs) {
-        body.pop_back();
-        impl_->AppendPromptLogprobs(impl_->prompts[prompt], &body);
-        body += '}';
-      }
-      body += ',';
-    }
-  }
-  body.back() = ']';
-  if (impl_->is_chat && impl_->with_prompt_logprobs) {
-    impl_->AppendPromptLogprobs(impl_->prompts.front(), &body);
-  }
-  if (impl_->is_chat && impl_->with_ids) {
-    absl::StrAppend(&body, ",\"prompt_token_ids\":", JsonText(impl_->prompts.front().ids));
-  }
-  absl::StrAppend(&body, ",\"usage\":", JsonText(impl_->Usage()), "}");
-  return body;
+std::unique_ptr<AnswerWriter> MakeOpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
+                                               OpenAiTokens tokens) {
+  return std::make_unique<OpenAiAnswer>(request, std::move(head), std::move(tokens));
 }
 
 ordered_json ChatLogprobs(const TokenLogprobs& tokens) {

@@ -39,22 +39,8 @@ struct OpenAiTokens {
   std::function<text::Detokenizer(bool skip_special_tokens)> detokenizer;
 };
 
-class OpenAiAnswer : public AnswerWriter {
- public:
-  OpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head, OpenAiTokens tokens);
-  ~OpenAiAnswer() override;
-
-  void Take(std::size_t prompt, const v1::GenerateResponse& message, std::string* events) override;
-  // Appends the usage if requested, and [DONE].
-  void AppendEnd(std::string* events) override;
-  void AppendError(const std::string& error_body, std::string* events) override;
-  std::string TakeBody() override;
-  std::size_t buffered_bytes() const override;
-
- private:
-  struct Impl;
-  const std::unique_ptr<Impl> impl_;
-};
+std::unique_ptr<AnswerWriter> MakeOpenAiAnswer(const OpenAiRequest& request, OpenAiAnswerHead head,
+                                               OpenAiTokens tokens);
 
 // Returns a list of {"token", "logprob", "bytes", "top_logprobs"}.
 nlohmann::ordered_json ChatLogprobs(

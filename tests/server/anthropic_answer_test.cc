@@ -21,8 +21,11 @@ v1::GenerateResponse Message(const std::string& text) {
   return message;
 }
 
-AnthropicAnswer Answer(bool stream) {
-  return {stream, {.id = "msg_1", .model = "m", .created = 5, .system_fingerprint = ""}};
+std::unique_ptr<AnswerWriter> Answer(bool stream) {
+  OpenAiRequest request;
+  request.stream = stream;
+  return MakeAnthropicAnswer(
+      request, {.id = "msg_1", .model = "m", .created = 5, .system_fingerprint = ""}, {});
 }
 
 // Returns the data of all events, whose names must be their types.
@@ -46,10 +49,10 @@ std::string Error(int http_status, const std::string& request_id) {
 }
 
 json Body(const std::string& completed) {
-  AnthropicAnswer answer = Answer(false);
-  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
-  answer.Take(0, Message("completed { " + completed + " }"), nullptr);
-  return json::parse(answer.TakeBody());
+  const auto answer = Answer(false);
+  answer->Take(0, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
+  answer->Take(0, Message("completed { " + completed + " }"), nullptr);
+  return json::parse(answer->TakeBody());
 }
 
 TEST(AnthropicAnswerTest, WholeMessage) {
@@ -81,18 +84,18 @@ TEST(AnthropicAnswerTest, StopReasons) {
 }
 
 TEST(AnthropicAnswerTest, Events) {
-  AnthropicAnswer answer = Answer(true);
+  const auto answer = Answer(true);
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), &bytes);
-  answer.Take(0, Message(R"(delta { reasoning_text: "Hm" text: "H" })"), &bytes);
-  answer.Take(0, Message(R"(delta { text: "i" tool_calls {
+  answer->Take(0, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), &bytes);
+  answer->Take(0, Message(R"(delta { reasoning_text: "Hm" text: "H" })"), &bytes);
+  answer->Take(0, Message(R"(delta { text: "i" tool_calls {
     call_index: 0 id: "call_1" name: "f" arguments_json: "{\"a\": 1.50}" } })"),
-              &bytes);
-  answer.Take(0,
-              Message("completed { finish_reason: FINISH_REASON_EOS "
-                      "usage { completion_tokens: 4 } }"),
-              &bytes);
-  answer.AppendEnd(&bytes);
+               &bytes);
+  answer->Take(0,
+               Message("completed { finish_reason: FINISH_REASON_EOS "
+                       "usage { completion_tokens: 4 } }"),
+               &bytes);
+  answer->AppendEnd(&bytes);
   EXPECT_EQ(json(Events(bytes)), json::parse(R"([
     {"type": "message_start", "message": {
        "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [],
@@ -120,10 +123,10 @@ TEST(AnthropicAnswerTest, Events) {
 }
 
 TEST(AnthropicAnswerTest, ErrorEndsTheStream) {
-  AnthropicAnswer answer = Answer(true);
+  const auto answer = Answer(true);
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
-  answer.AppendError(Error(503, "1"), &bytes);
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
+  answer->AppendError(Error(503, "1"), &bytes);
   EXPECT_EQ(Events(bytes).back(), json::parse(R"({"type": "error",
     "error": {"type": "overloaded_error", "message": "m"}, "request_id": "1"})"));
 }

@@ -217,12 +217,12 @@ TEST(OllamaRequestTest, TableHasEveryOption) {
   }
 }
 
-OllamaAnswer Writer(bool is_chat, bool stream) {
+std::unique_ptr<AnswerWriter> Writer(bool is_chat, bool stream) {
   OpenAiRequest request;
   request.is_chat = is_chat;
   request.stream = stream;
-  return OllamaAnswer(request,
-                      {.id = "id", .model = "m", .created = 1800000000, .system_fingerprint = ""});
+  return MakeOllamaAnswer(
+      request, {.id = "id", .model = "m", .created = 1800000000, .system_fingerprint = ""}, {});
 }
 
 constexpr char kEnd[] = R"(
@@ -230,16 +230,16 @@ constexpr char kEnd[] = R"(
     timings { queue { nanos: 1 } prefill { nanos: 20 } decode { seconds: 1 nanos: 300 } })";
 
 TEST(OllamaAnswerTest, GenerateStreamsLines) {
-  OllamaAnswer answer = Writer(/*is_chat=*/false, /*stream=*/true);
+  const auto answer = Writer(/*is_chat=*/false, /*stream=*/true);
   std::string lines;
-  answer.Take(0, Proto<v1::GenerateResponse>("started { model: \"m\" }"), &lines);
-  answer.Take(0, Proto<v1::GenerateResponse>(R"(delta { reasoning_text: "Hm." })"), &lines);
-  answer.Take(0, Proto<v1::GenerateResponse>(R"(delta { text: "Hé\n" logprobs {
+  answer->Take(0, Proto<v1::GenerateResponse>("started { model: \"m\" }"), &lines);
+  answer->Take(0, Proto<v1::GenerateResponse>(R"(delta { reasoning_text: "Hm." })"), &lines);
+  answer->Take(0, Proto<v1::GenerateResponse>(R"(delta { text: "Hé\n" logprobs {
       token_bytes: "\xC3" logprob: -0.5 top { token_bytes: "a" logprob: -1 } } })"),
-              &lines);
-  answer.Take(0, Proto<v1::GenerateResponse>("delta {}"), &lines);
-  answer.Take(0, Proto<v1::GenerateResponse>(absl::StrCat("completed {", kEnd, "}")), &lines);
-  answer.AppendEnd(&lines);
+               &lines);
+  answer->Take(0, Proto<v1::GenerateResponse>("delta {}"), &lines);
+  answer->Take(0, Proto<v1::GenerateResponse>(absl::StrCat("completed {", kEnd, "}")), &lines);
+  answer->AppendEnd(&lines);
   EXPECT_EQ(lines,
             R"({"model":"m","created_at":"2027-01-15T08:00:00Z","response":"","thinking":"Hm.",)"
             R"("done":false})"
@@ -256,16 +256,16 @@ TEST(OllamaAnswerTest, GenerateStreamsLines) {
 }
 
 TEST(OllamaAnswerTest, ChatAnswersWithCallsAndArguments) {
-  OllamaAnswer answer = Writer(/*is_chat=*/true, /*stream=*/false);
-  answer.Take(0,
-              Proto<v1::GenerateResponse>(absl::StrCat(R"(completed { text: "Look:"
+  const auto answer = Writer(/*is_chat=*/true, /*stream=*/false);
+  answer->Take(0,
+               Proto<v1::GenerateResponse>(absl::StrCat(R"(completed { text: "Look:"
       reasoning_text: "Hm." 
       tool_calls { id: "call_1" name: "f" arguments_json: "{\"b\": 1, \"a\": 2}" }
       tool_calls { id: "call_2" name: "g" arguments_json: "{}" })",
-                                                       kEnd, "}")),
-              nullptr);
-  EXPECT_GT(answer.buffered_bytes(), 100u);
-  const std::string body = answer.TakeBody();
+                                                        kEnd, "}")),
+               nullptr);
+  EXPECT_GT(answer->buffered_bytes(), 100u);
+  const std::string body = answer->TakeBody();
   EXPECT_THAT(body,
               HasSubstr(R"("message":{"role":"assistant","content":"Look:",)"
                         R"("thinking":"Hm.","tool_calls":[{"id":"call_1","function":)"
@@ -276,21 +276,21 @@ TEST(OllamaAnswerTest, ChatAnswersWithCallsAndArguments) {
 
 // A line break would end the line of a stream.
 TEST(OllamaAnswerTest, ArgumentsKeepTheirDigitsOnOneLine) {
-  OllamaAnswer answer = Writer(/*is_chat=*/true, /*stream=*/true);
+  const auto answer = Writer(/*is_chat=*/true, /*stream=*/true);
   std::string lines;
-  answer.Take(0, Proto<v1::GenerateResponse>(R"(completed { tool_calls { id: "c" name: "f"
+  answer->Take(0, Proto<v1::GenerateResponse>(R"(completed { tool_calls { id: "c" name: "f"
       arguments_json: "{\"x\": 123456789012345678901,\r\n\"y\": 1.10}" } })"),
-              &lines);
+               &lines);
   EXPECT_THAT(lines, HasSubstr(R"("arguments":{"x": 123456789012345678901,  "y": 1.10}}}]},)"));
   EXPECT_EQ(lines.find('\n'), lines.size() - 1);
 }
 
 TEST(OllamaAnswerTest, ChatStreamsWholeCalls) {
-  OllamaAnswer answer = Writer(/*is_chat=*/true, /*stream=*/true);
+  const auto answer = Writer(/*is_chat=*/true, /*stream=*/true);
   std::string lines;
-  answer.Take(0, Proto<v1::GenerateResponse>(R"(delta { tool_calls { call_index: 1 id: "call_2"
+  answer->Take(0, Proto<v1::GenerateResponse>(R"(delta { tool_calls { call_index: 1 id: "call_2"
       name: "g" arguments_json: "{\"x\":[]}" } })"),
-              &lines);
+               &lines);
   EXPECT_EQ(lines,
             R"({"model":"m","created_at":"2027-01-15T08:00:00Z","message":{"role":"assistant",)"
             R"("content":"","tool_calls":[{"id":"call_2","function":{"index":1,"name":"g",)"

@@ -44,8 +44,8 @@ const text::Tokenizer& TestTokenizer() {
   return **tokenizer;
 }
 
-OpenAiAnswer Answer(const OpenAiRequest& request) {
-  return OpenAiAnswer(
+std::unique_ptr<AnswerWriter> Answer(const OpenAiRequest& request) {
+  return MakeOpenAiAnswer(
       request, {.id = "id-1", .model = "m", .created = 5, .system_fingerprint = "fp_1"},
       {.bytes = [](std::int32_t id) { return TestTokenizer().TokenBytes(id); },
        .is_special = [](std::int32_t id) { return TestTokenizer().IsSpecial(id); },
@@ -55,7 +55,7 @@ OpenAiAnswer Answer(const OpenAiRequest& request) {
 // Returns the offsets of an echo of these prompt tokens.
 json EchoOffsets(const std::string& prompt_json, const std::string& echoed,
                  const std::vector<std::int32_t>& ids, const std::string& completed) {
-  OpenAiAnswer answer =
+  const auto answer =
       Answer(Parse(R"({"echo": true, "logprobs": 0, "prompt": )" + prompt_json + "}"));
   v1::GenerateResponse started, logprobs;
   started.mutable_started()->set_prompt_text(echoed);
@@ -66,10 +66,10 @@ json EchoOffsets(const std::string& prompt_json, const std::string& echoed,
     token->set_token_id(ids[i]);
     token->set_token_bytes(TestTokenizer().TokenBytes(ids[i]));
   }
-  answer.Take(0, started, nullptr);
-  answer.Take(0, logprobs, nullptr);
-  answer.Take(0, Message(completed), nullptr);
-  return json::parse(answer.TakeBody())["choices"][0]["logprobs"]["text_offset"];
+  answer->Take(0, started, nullptr);
+  answer->Take(0, logprobs, nullptr);
+  answer->Take(0, Message(completed), nullptr);
+  return json::parse(answer->TakeBody())["choices"][0]["logprobs"]["text_offset"];
 }
 
 // Returns the data of all events. Each event is one line of data and an empty line.
@@ -85,19 +85,19 @@ std::vector<std::string> Events(const std::string& bytes) {
 }
 
 TEST(OpenAiAnswerTest, CompletionsOfSeveralPromptsAndChoices) {
-  OpenAiAnswer answer = Answer(Parse(R"({"prompt": ["x", "y"], "n": 2})"));
+  const auto answer = Answer(Parse(R"({"prompt": ["x", "y"], "n": 2})"));
   for (std::size_t prompt : {1u, 0u}) {
-    answer.Take(prompt, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
+    answer->Take(prompt, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
     for (int index : {1, 0}) {
       auto message =
           Message("completed { finish_reason: FINISH_REASON_EOS usage { completion_tokens: 4 } }");
       message.mutable_completed()->set_index(index);
       message.mutable_completed()->set_text(
           "text " + std::to_string(prompt * 2 + static_cast<std::size_t>(index)));
-      answer.Take(prompt, message, nullptr);
+      answer->Take(prompt, message, nullptr);
     }
   }
-  const json body = json::parse(answer.TakeBody());
+  const json body = json::parse(answer->TakeBody());
   EXPECT_EQ(body["id"], "id-1");
   EXPECT_EQ(body["object"], "text_completion");
   EXPECT_EQ(body["created"], 5);
@@ -128,9 +128,9 @@ constexpr const char* kEchoed[] = {
                     top { token_id: 1 logprob: -1 token_bytes: "b" } } })"};
 
 TEST(OpenAiAnswerTest, EchoWithLogprobsPutsThePromptFirst) {
-  OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
-  for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
-  const json choice = json::parse(answer.TakeBody())["choices"][0];
+  const auto answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
+  for (const char* const message : kEchoed) answer->Take(0, Message(message), nullptr);
+  const json choice = json::parse(answer->TakeBody())["choices"][0];
   EXPECT_EQ(choice["text"],
             "a\xc3\xa9"
             "b");
@@ -185,33 +185,33 @@ TEST(OpenAiAnswerTest, PromptOffsetsMatchItsText) {
 // the caller wrote.
 TEST(OpenAiAnswerTest, OffsetsCountOnlyVisibleText) {
   for (const bool is_written : {false, true}) {
-    OpenAiAnswer answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
+    const auto answer = Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1})"));
     auto started = Message("started { prompt_tokens: 3 prompt_token_ids: [6, 0, 3] }");
     started.mutable_started()->set_prompt_text(is_written ? "<s>ab" : "ab");
-    answer.Take(0, started, nullptr);
-    answer.Take(0, Message(R"(prompt_logprobs { tokens { token_id: 0 token_bytes: "a" }
+    answer->Take(0, started, nullptr);
+    answer->Take(0, Message(R"(prompt_logprobs { tokens { token_id: 0 token_bytes: "a" }
                                                 tokens { token_id: 3 token_bytes: "b" } })"),
-                nullptr);
-    answer.Take(0, Message(R"(completed { text: "cd" finish_reason: FINISH_REASON_LENGTH
+                 nullptr);
+    answer->Take(0, Message(R"(completed { text: "cd" finish_reason: FINISH_REASON_LENGTH
                                 logprobs { token_id: 2 token_bytes: "c" }
                                 logprobs { token_id: 6 token_bytes: "<s>" text_offset: 1 }
                                 logprobs { token_id: 3 token_bytes: "d" text_offset: 1 } })"),
-                nullptr);
-    const json choice = json::parse(answer.TakeBody())["choices"][0];
+                 nullptr);
+    const json choice = json::parse(answer->TakeBody())["choices"][0];
     EXPECT_EQ(choice["logprobs"]["text_offset"],
               json::parse(is_written ? "[0, 3, 4, 5, 6, 6]" : "[0, 0, 1, 2, 3, 3]"));
   }
 }
 
 TEST(OpenAiAnswerTest, CallsAndReasoningOfAWholeAnswer) {
-  OpenAiAnswer answer = Answer(*ParseChatRequest(R"({"messages": []})"));
-  answer.Take(0, Message("started { prompt_tokens: 1 }"), nullptr);
-  answer.Take(0, Message(R"(completed {
+  const auto answer = Answer(*ParseChatRequest(R"({"messages": []})"));
+  answer->Take(0, Message("started { prompt_tokens: 1 }"), nullptr);
+  answer->Take(0, Message(R"(completed {
       finish_reason: FINISH_REASON_EOS reasoning_text: "hm"
       usage { completion_tokens: 5 reasoning_tokens: 2 }
       tool_calls { id: "call_1" name: "f" arguments_json: "{\"a\": 1}" } })"),
-              nullptr);
-  const json body = json::parse(answer.TakeBody());
+               nullptr);
+  const json body = json::parse(answer->TakeBody());
   EXPECT_EQ(body["choices"][0]["message"], json::parse(R"({
       "role": "assistant", "content": null, "refusal": null, "reasoning_content": "hm",
       "tool_calls": [{"id": "call_1", "type": "function",
@@ -221,13 +221,13 @@ TEST(OpenAiAnswerTest, CallsAndReasoningOfAWholeAnswer) {
 }
 
 TEST(OpenAiAnswerTest, CallsAndReasoningOfAStream) {
-  OpenAiAnswer answer = Answer(*ParseChatRequest(R"({"messages": [], "stream": true})"));
+  const auto answer = Answer(*ParseChatRequest(R"({"messages": [], "stream": true})"));
   std::string bytes;
-  answer.Take(0, Message(R"(delta { reasoning_text: "hm" })"), &bytes);
-  answer.Take(0, Message(R"(delta { text: "x" tool_calls { call_index: 0 id: "c" name: "f"
+  answer->Take(0, Message(R"(delta { reasoning_text: "hm" })"), &bytes);
+  answer->Take(0, Message(R"(delta { text: "x" tool_calls { call_index: 0 id: "c" name: "f"
                                                            arguments_json: "{}" } })"),
-              &bytes);
-  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_TOOL_CALL }"), &bytes);
+               &bytes);
+  answer->Take(0, Message("completed { finish_reason: FINISH_REASON_TOOL_CALL }"), &bytes);
   const std::vector<std::string> events = Events(bytes);
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(json::parse(events[0])["choices"][0]["delta"],
@@ -239,10 +239,10 @@ TEST(OpenAiAnswerTest, CallsAndReasoningOfAStream) {
 }
 
 TEST(OpenAiAnswerTest, HiddenOutputDoesNotChangeThePrompt) {
-  OpenAiAnswer answer =
+  const auto answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "max_tokens": 0})"));
-  for (const char* const message : kEchoed) answer.Take(0, Message(message), nullptr);
-  const json body = json::parse(answer.TakeBody());
+  for (const char* const message : kEchoed) answer->Take(0, Message(message), nullptr);
+  const json body = json::parse(answer->TakeBody());
   EXPECT_EQ(body["choices"][0]["text"], "a\xc3\xa9");
   EXPECT_EQ(body["choices"][0]["logprobs"]["tokens"].size(), 3u);
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
@@ -250,27 +250,27 @@ TEST(OpenAiAnswerTest, HiddenOutputDoesNotChangeThePrompt) {
 
 // The character split by the prompt's end would be part of the output.
 TEST(OpenAiAnswerTest, HiddenOutputKeepsTheReplacementCharacterOfASplitPrompt) {
-  OpenAiAnswer answer = Answer(Parse(R"({"prompt": [0, 1], "echo": true, "max_tokens": 0})"));
-  answer.Take(0, Message(R"(started { prompt_text: "a" prompt_token_ids: [0, 1] })"), nullptr);
-  answer.Take(0, Message(R"(completed { text: "\303\251" })"), nullptr);
-  EXPECT_EQ(json::parse(answer.TakeBody())["choices"][0]["text"], "a\xEF\xBF\xBD");
+  const auto answer = Answer(Parse(R"({"prompt": [0, 1], "echo": true, "max_tokens": 0})"));
+  answer->Take(0, Message(R"(started { prompt_text: "a" prompt_token_ids: [0, 1] })"), nullptr);
+  answer->Take(0, Message(R"(completed { text: "\303\251" })"), nullptr);
+  EXPECT_EQ(json::parse(answer->TakeBody())["choices"][0]["text"], "a\xEF\xBF\xBD");
 }
 
 TEST(OpenAiAnswerTest, StreamedEchoIsSentOnceAndOffsetsContinue) {
-  OpenAiAnswer answer =
+  const auto answer =
       Answer(Parse(R"({"prompt": "x", "echo": true, "logprobs": 1, "stream": true})"));
   std::string bytes;
-  answer.Take(0, Message(kEchoed[0]), &bytes);
-  answer.Take(0, Message(kEchoed[1]), &bytes);
+  answer->Take(0, Message(kEchoed[0]), &bytes);
+  answer->Take(0, Message(kEchoed[1]), &bytes);
   EXPECT_EQ(bytes, "");
   for (const char* const text : {"b", "c"}) {
     auto delta = Message(R"(delta { text: "b" logprobs { logprob: -1 token_bytes: "b" } })");
     delta.mutable_delta()->set_text(text);
     delta.mutable_delta()->mutable_logprobs(0)->set_text_offset(*text - 'b');
-    answer.Take(0, delta, &bytes);
+    answer->Take(0, delta, &bytes);
   }
-  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_CONTEXT_FULL }"), &bytes);
-  answer.AppendEnd(&bytes);
+  answer->Take(0, Message("completed { finish_reason: FINISH_REASON_CONTEXT_FULL }"), &bytes);
+  answer->AppendEnd(&bytes);
   const std::vector<std::string> events = Events(bytes);
   ASSERT_EQ(events.size(), 4u);
   const json first = json::parse(events[0])["choices"][0];
@@ -289,15 +289,15 @@ TEST(OpenAiAnswerTest, StreamedEchoIsSentOnceAndOffsetsContinue) {
 }
 
 TEST(OpenAiAnswerTest, ChatBodyWithLogprobs) {
-  OpenAiAnswer answer = Answer(Parse(R"({"messages": [], "logprobs": true, "top_logprobs": 1})"));
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+  const auto answer = Answer(Parse(R"({"messages": [], "logprobs": true, "top_logprobs": 1})"));
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
   auto done = Message(R"(completed { text: "b" finish_reason: FINISH_REASON_STOP_TEXT
        usage { completion_tokens: 1 }
        logprobs { token_bytes: "\303" top { logprob: -1 token_bytes: "b" } } })");
   done.mutable_completed()->mutable_logprobs(0)->set_logprob(
       -std::numeric_limits<float>::infinity());
-  answer.Take(0, done, nullptr);
-  const json body = json::parse(answer.TakeBody());
+  answer->Take(0, done, nullptr);
+  const json body = json::parse(answer->TakeBody());
   EXPECT_EQ(body["object"], "chat.completion");
   EXPECT_EQ(body["choices"][0]["message"],
             json::parse(R"({"role": "assistant", "content": "b", "refusal": null})"));
@@ -308,20 +308,20 @@ TEST(OpenAiAnswerTest, ChatBodyWithLogprobs) {
 }
 
 TEST(OpenAiAnswerTest, ChatStreamStartsWithTheRoleAndEndsWithTheUsage) {
-  OpenAiAnswer answer = Answer(Parse(
+  const auto answer = Answer(Parse(
       R"({"messages": [], "n": 2, "stream": true, "stream_options": {"include_usage": true}})"));
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 1 }"), &bytes);
-  answer.Take(0, Message(R"(delta { index: 1 text: "x" })"), &bytes);
-  answer.Take(0, Message(R"(delta { index: 0 text: "" })"), &bytes);  // half a character so far
+  answer->Take(0, Message("started { prompt_tokens: 3 cached_tokens: 1 }"), &bytes);
+  answer->Take(0, Message(R"(delta { index: 1 text: "x" })"), &bytes);
+  answer->Take(0, Message(R"(delta { index: 0 text: "" })"), &bytes);  // half a character so far
   for (const char* const index : {"0", "1"}) {
-    answer.Take(0,
-                Message(std::string("completed { finish_reason: FINISH_REASON_EOS usage { "
-                                    "completion_tokens: 2 } index: ") +
-                        index + " }"),
-                &bytes);
+    answer->Take(0,
+                 Message(std::string("completed { finish_reason: FINISH_REASON_EOS usage { "
+                                     "completion_tokens: 2 } index: ") +
+                         index + " }"),
+                 &bytes);
   }
-  answer.AppendEnd(&bytes);
+  answer->AppendEnd(&bytes);
   const std::vector<std::string> events = Events(bytes);
   ASSERT_EQ(events.size(), 7u);
   const auto delta = [&](std::size_t i) {
@@ -348,22 +348,23 @@ TEST(OpenAiAnswerTest, ChatStreamStartsWithTheRoleAndEndsWithTheUsage) {
 
 // As in vLLM, each chunk has the usage of its own choice so far, and the last one the total.
 TEST(OpenAiAnswerTest, EveryChunkHasTheUsageIfRequested) {
-  OpenAiAnswer answer = Answer(Parse(R"({"messages": [], "n": 2, "stream": true,
+  const auto answer = Answer(Parse(R"({"messages": [], "n": 2, "stream": true,
       "stream_options": {"include_usage": true, "continuous_usage_stats": true}})"));
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 1 }"), &bytes);
-  answer.Take(0, Message(R"(delta { index: 1 text: "x" usage { completion_tokens: 5
+  answer->Take(0, Message("started { prompt_tokens: 3 cached_tokens: 1 }"), &bytes);
+  answer->Take(0, Message(R"(delta { index: 1 text: "x" usage { completion_tokens: 5
                                     reasoning_tokens: 2 } })"),
-              &bytes);
-  answer.Take(0, Message(R"(delta { index: 0 usage { completion_tokens: 1 } })"), &bytes);
-  answer.Take(0, Message(R"(delta { index: 0 text: "y" usage { completion_tokens: 2 } })"), &bytes);
-  answer.Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS index: 1
+               &bytes);
+  answer->Take(0, Message(R"(delta { index: 0 usage { completion_tokens: 1 } })"), &bytes);
+  answer->Take(0, Message(R"(delta { index: 0 text: "y" usage { completion_tokens: 2 } })"),
+               &bytes);
+  answer->Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS index: 1
                                         usage { completion_tokens: 6 reasoning_tokens: 2 } })"),
-              &bytes);
-  answer.Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS index: 0
+               &bytes);
+  answer->Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS index: 0
                                         usage { completion_tokens: 2 } })"),
-              &bytes);
-  answer.AppendEnd(&bytes);
+               &bytes);
+  answer->AppendEnd(&bytes);
   std::vector<std::pair<int, int>> counts;
   for (const std::string& event : Events(bytes)) {
     if (event == "[DONE]") continue;
@@ -379,22 +380,22 @@ TEST(OpenAiAnswerTest, EveryChunkHasTheUsageIfRequested) {
 }
 
 TEST(OpenAiAnswerTest, CountsBufferedBytes) {
-  OpenAiAnswer whole = Answer(Parse(R"({"prompt": "x", "n": 2})"));
+  const auto whole = Answer(Parse(R"({"prompt": "x", "n": 2})"));
   auto message = Message("completed { finish_reason: FINISH_REASON_EOS }");
   message.mutable_completed()->set_text(std::string(1000, 't'));
-  EXPECT_EQ(whole.buffered_bytes(), 0u);
-  whole.Take(0, message, nullptr);
-  EXPECT_GE(whole.buffered_bytes(), 1000u);
-  EXPECT_LE(whole.buffered_bytes(), 1200u);
+  EXPECT_EQ(whole->buffered_bytes(), 0u);
+  whole->Take(0, message, nullptr);
+  EXPECT_GE(whole->buffered_bytes(), 1000u);
+  EXPECT_LE(whole->buffered_bytes(), 1200u);
   message.mutable_completed()->set_index(1);
-  whole.Take(0, message, nullptr);
-  EXPECT_GE(whole.buffered_bytes(), 2000u);
-  EXPECT_GT(whole.TakeBody().size(), 2000u);
-  OpenAiAnswer stream = Answer(Parse(R"({"prompt": "x", "stream": true})"));
+  whole->Take(0, message, nullptr);
+  EXPECT_GE(whole->buffered_bytes(), 2000u);
+  EXPECT_GT(whole->TakeBody().size(), 2000u);
+  const auto stream = Answer(Parse(R"({"prompt": "x", "stream": true})"));
   std::string events;
   message.mutable_completed()->set_index(0);
-  stream.Take(0, message, &events);
-  EXPECT_EQ(stream.buffered_bytes(), 0u);
+  stream->Take(0, message, &events);
+  EXPECT_EQ(stream->buffered_bytes(), 0u);
 }
 
 TEST(OpenAiAnswerTest, PromptLogprobsHaveTheFormOfVllm) {
@@ -403,17 +404,17 @@ TEST(OpenAiAnswerTest, PromptLogprobsHaveTheFormOfVllm) {
        "0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
       {"0": {"logprob": -9999.0, "rank": 1, "decoded_token": "a"}}])");
   const auto body = [&wanted](const std::string& request) {
-    OpenAiAnswer answer = Answer(Parse(request));
-    answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
-    answer.Take(0, Message(R"(prompt_logprobs { start_position: 1
+    const auto answer = Answer(Parse(request));
+    answer->Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+    answer->Take(0, Message(R"(prompt_logprobs { start_position: 1
         tokens { token_id: 3 logprob: -2.5 token_bytes: "b" rank: 7
                  top { token_id: 0 logprob: -0.5 token_bytes: "a" } }
         tokens { token_id: 0 logprob: -inf token_bytes: "a" rank: 1
                  top { token_id: 0 logprob: -inf token_bytes: "a" } } })"),
-                nullptr);
-    answer.Take(0, Message("completed { text: 'x' }"), nullptr);
-    EXPECT_GT(answer.buffered_bytes(), wanted.dump().size());  // they count for the limit
-    return json::parse(answer.TakeBody());
+                 nullptr);
+    answer->Take(0, Message("completed { text: 'x' }"), nullptr);
+    EXPECT_GT(answer->buffered_bytes(), wanted.dump().size());  // they count for the limit
+    return json::parse(answer->TakeBody());
   };
   const json completion = body(R"({"prompt": "x", "prompt_logprobs": 1})");
   EXPECT_EQ(completion["choices"][0]["prompt_logprobs"], wanted);
@@ -436,29 +437,29 @@ TEST(OpenAiAnswerTest, PromptLogprobsCountWhenTheyArrive) {
   for (const Case& one : {Case{R"({"prompt": "x", "prompt_logprobs": 0})", 1},
                           Case{R"({"prompt": "x", "n": 2, "prompt_logprobs": 0})", 2},
                           Case{R"({"messages": [], "n": 2, "prompt_logprobs": 0})", 1}}) {
-    OpenAiAnswer answer = Answer(Parse(one.request));
-    answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+    const auto answer = Answer(Parse(one.request));
+    answer->Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
     for (std::size_t i = 1; i <= 2; ++i) {
-      answer.Take(0, logprobs, nullptr);
-      EXPECT_EQ(answer.buffered_bytes(), i * one.copies * size) << one.request;
+      answer->Take(0, logprobs, nullptr);
+      EXPECT_EQ(answer->buffered_bytes(), i * one.copies * size) << one.request;
     }
   }
 }
 
 TEST(OpenAiAnswerTest, TokenIdsAreReturned) {
   const std::string started = "started { prompt_token_ids: [6, 0] prompt_text: 'a' }";
-  OpenAiAnswer completion = Answer(Parse(R"({"prompt": "a", "return_token_ids": true})"));
-  completion.Take(0, Message(started), nullptr);
-  completion.Take(0, Message("completed { text: 'b' token_ids: [3, 5] }"), nullptr);
-  json choice = json::parse(completion.TakeBody())["choices"][0];
+  const auto completion = Answer(Parse(R"({"prompt": "a", "return_token_ids": true})"));
+  completion->Take(0, Message(started), nullptr);
+  completion->Take(0, Message("completed { text: 'b' token_ids: [3, 5] }"), nullptr);
+  json choice = json::parse(completion->TakeBody())["choices"][0];
   EXPECT_EQ(choice["text"], "b");
   EXPECT_EQ(choice["prompt_token_ids"], json::parse("[6, 0]"));
   EXPECT_EQ(choice["token_ids"], json::parse("[3, 5]"));
 
-  OpenAiAnswer chat = Answer(Parse(R"({"messages": [], "return_token_ids": true})"));
-  chat.Take(0, Message(started), nullptr);
-  chat.Take(0, Message("completed { text: 'b' token_ids: [3, 5] }"), nullptr);
-  const json body = json::parse(chat.TakeBody());
+  const auto chat = Answer(Parse(R"({"messages": [], "return_token_ids": true})"));
+  chat->Take(0, Message(started), nullptr);
+  chat->Take(0, Message("completed { text: 'b' token_ids: [3, 5] }"), nullptr);
+  const json body = json::parse(chat->TakeBody());
   EXPECT_EQ(body["prompt_token_ids"], json::parse("[6, 0]"));
   EXPECT_EQ(body["choices"][0]["token_ids"], json::parse("[3, 5]"));
   EXPECT_FALSE(body["choices"][0].contains("prompt_token_ids"));
@@ -467,14 +468,14 @@ TEST(OpenAiAnswerTest, TokenIdsAreReturned) {
 // The ids of a token whose text is still held back are sent at once.
 TEST(OpenAiAnswerTest, StreamsTokenIds) {
   for (const bool is_chat : {false, true}) {
-    OpenAiAnswer answer =
+    const auto answer =
         Answer(Parse(absl::StrCat("{\"stream\": true, \"return_token_ids\": true, ",
                                   is_chat ? "\"messages\": []}" : "\"prompt\": \"a\"}")));
     std::string events;
-    answer.Take(0, Message("started { prompt_token_ids: [6, 0] prompt_text: 'a' }"), &events);
-    answer.Take(0, Message("delta { token_ids: [1] }"), &events);
-    answer.Take(0, Message("delta { text: 'b' token_ids: [2, 3] }"), &events);
-    answer.Take(0, Message("completed {}"), &events);
+    answer->Take(0, Message("started { prompt_token_ids: [6, 0] prompt_text: 'a' }"), &events);
+    answer->Take(0, Message("delta { token_ids: [1] }"), &events);
+    answer->Take(0, Message("delta { text: 'b' token_ids: [2, 3] }"), &events);
+    answer->Take(0, Message("completed {}"), &events);
     std::vector<json> ids, prompts;
     for (const std::string& event : Events(events)) {
       const json chunk = json::parse(event);
@@ -489,20 +490,20 @@ TEST(OpenAiAnswerTest, StreamsTokenIds) {
 }
 
 TEST(OpenAiAnswerTest, BestOfReturnsTheHighestMeanLogprob) {
-  OpenAiAnswer answer = Answer(Parse(R"({"prompt": ["x", "y"], "n": 2, "best_of": 4})"));
+  const auto answer = Answer(Parse(R"({"prompt": ["x", "y"], "n": 2, "best_of": 4})"));
   // The third choice has the highest mean, though not the highest sum. The last one has no tokens.
   const char* const logprobs[] = {"logprobs { logprob: -3 }", "logprobs { logprob: -1 }",
                                   "logprobs { logprob: -0.75 } logprobs { logprob: -0.75 }", ""};
   for (const std::size_t prompt : {0u, 1u}) {
-    answer.Take(prompt, Message("started { prompt_tokens: 1 }"), nullptr);
+    answer->Take(prompt, Message("started { prompt_tokens: 1 }"), nullptr);
     for (int i = 3; i >= 0; --i) {
-      answer.Take(prompt,
-                  Message(absl::StrCat("completed { index: ", i, " text: '", prompt, i,
-                                       "' usage { completion_tokens: 1 } ", logprobs[i], "}")),
-                  nullptr);
+      answer->Take(prompt,
+                   Message(absl::StrCat("completed { index: ", i, " text: '", prompt, i,
+                                        "' usage { completion_tokens: 1 } ", logprobs[i], "}")),
+                   nullptr);
     }
   }
-  const json body = json::parse(answer.TakeBody());
+  const json body = json::parse(answer->TakeBody());
   std::vector<std::string> texts;
   for (const json& choice : body["choices"]) {
     EXPECT_EQ(choice["index"], texts.size());
@@ -516,22 +517,22 @@ TEST(OpenAiAnswerTest, BestOfReturnsTheHighestMeanLogprob) {
 TEST(OpenAiAnswerTest, CallsOfFunctionsHaveTheOlderSpelling) {
   const std::string request = R"({"messages": [], "functions": [{"name": "f"}], "stream": )";
   const json function = json::parse(R"({"name": "f", "arguments": "{}"})");
-  OpenAiAnswer whole = Answer(Parse(request + "false}"));
-  whole.Take(0, Message("started {}"), nullptr);
-  whole.Take(0, Message("completed { tool_calls { id: 'c' name: 'f' arguments_json: '{}' } }"),
-             nullptr);
-  const json choice = json::parse(whole.TakeBody())["choices"][0];
+  const auto whole = Answer(Parse(request + "false}"));
+  whole->Take(0, Message("started {}"), nullptr);
+  whole->Take(0, Message("completed { tool_calls { id: 'c' name: 'f' arguments_json: '{}' } }"),
+              nullptr);
+  const json choice = json::parse(whole->TakeBody())["choices"][0];
   EXPECT_EQ(choice["message"]["function_call"], function);
   EXPECT_EQ(choice["message"]["content"], nullptr);
   EXPECT_FALSE(choice["message"].contains("tool_calls"));
   EXPECT_EQ(choice["finish_reason"], "function_call");
 
-  OpenAiAnswer streamed = Answer(Parse(request + "true}"));
+  const auto streamed = Answer(Parse(request + "true}"));
   std::string events;
-  streamed.Take(0, Message("started {}"), &events);
-  streamed.Take(0, Message("delta { tool_calls { id: 'c' name: 'f' arguments_json: '{}' } }"),
-                &events);
-  streamed.Take(0, Message("completed {}"), &events);
+  streamed->Take(0, Message("started {}"), &events);
+  streamed->Take(0, Message("delta { tool_calls { id: 'c' name: 'f' arguments_json: '{}' } }"),
+                 &events);
+  streamed->Take(0, Message("completed {}"), &events);
   const std::vector<std::string> chunks = Events(events);
   ASSERT_EQ(chunks.size(), 3u);
   EXPECT_EQ(json::parse(chunks[1])["choices"][0]["delta"],

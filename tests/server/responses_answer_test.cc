@@ -23,10 +23,11 @@ v1::GenerateResponse Message(const std::string& text) {
   return message;
 }
 
-ResponsesAnswer Answer(const std::string& options) {
+std::unique_ptr<AnswerWriter> Answer(const std::string& options) {
   auto parsed = ParseResponsesRequest(absl::StrCat("{\"input\": \"a\"", options, "}"), {});
   EXPECT_TRUE(parsed.ok()) << parsed.status();
-  return {*parsed, {.id = "resp_1", .model = "m", .created = 5, .system_fingerprint = ""}};
+  return MakeResponsesAnswer(
+      *parsed, {.id = "resp_1", .model = "m", .created = 5, .system_fingerprint = ""}, {});
 }
 
 // Returns the data of all events, whose names must be their types and whose numbers must count.
@@ -50,15 +51,15 @@ std::vector<std::string> Types(const std::vector<json>& events) {
 }
 
 TEST(ResponsesAnswerTest, WholeResponse) {
-  ResponsesAnswer answer = Answer(R"(, "metadata": {"k": "v"}, "max_output_tokens": 9)");
-  answer.Take(0, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
-  answer.Take(0, Message(R"(completed {
+  const auto answer = Answer(R"(, "metadata": {"k": "v"}, "max_output_tokens": 9)");
+  answer->Take(0, Message("started { prompt_tokens: 3 cached_tokens: 2 }"), nullptr);
+  answer->Take(0, Message(R"(completed {
     finish_reason: FINISH_REASON_EOS text: "Hi" reasoning_text: "Hm"
     tool_calls { id: "call_1" name: "f" arguments_json: "{\"a\": 1}" }
     usage { completion_tokens: 4 reasoning_tokens: 1 } })"),
-              nullptr);
-  EXPECT_GT(answer.buffered_bytes(), 100u);
-  EXPECT_EQ(json::parse(answer.TakeBody()), json::parse(R"({
+               nullptr);
+  EXPECT_GT(answer->buffered_bytes(), 100u);
+  EXPECT_EQ(json::parse(answer->TakeBody()), json::parse(R"({
     "id": "resp_1", "object": "response", "created_at": 5, "status": "completed",
     "background": false, "error": null, "incomplete_details": null, "instructions": null,
     "max_output_tokens": 9, "metadata": {"k": "v"}, "model": "m", "parallel_tool_calls": true,
@@ -79,20 +80,20 @@ TEST(ResponsesAnswerTest, WholeResponse) {
 }
 
 TEST(ResponsesAnswerTest, EventsOfReasoningTextAndCall) {
-  ResponsesAnswer answer = Answer(R"(, "stream": true)");
+  const auto answer = Answer(R"(, "stream": true)");
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
-  answer.Take(0, Message(R"(delta { reasoning_text: "H" })"), &bytes);
-  answer.Take(0, Message(R"(delta { reasoning_text: "m" text: "H" })"), &bytes);
-  answer.Take(0, Message(R"(delta { text: "i" tool_calls {
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
+  answer->Take(0, Message(R"(delta { reasoning_text: "H" })"), &bytes);
+  answer->Take(0, Message(R"(delta { reasoning_text: "m" text: "H" })"), &bytes);
+  answer->Take(0, Message(R"(delta { text: "i" tool_calls {
     call_index: 0 id: "call_1" name: "f" arguments_json: "{}" } })"),
-              &bytes);
-  answer.Take(0,
-              Message("completed { finish_reason: FINISH_REASON_EOS "
-                      "usage { completion_tokens: 4 } }"),
-              &bytes);
-  answer.AppendEnd(&bytes);
-  EXPECT_EQ(answer.buffered_bytes(), 0u);
+               &bytes);
+  answer->Take(0,
+               Message("completed { finish_reason: FINISH_REASON_EOS "
+                       "usage { completion_tokens: 4 } }"),
+               &bytes);
+  answer->AppendEnd(&bytes);
+  EXPECT_EQ(answer->buffered_bytes(), 0u);
   const std::vector<json> events = Events(bytes);
   EXPECT_EQ(Types(events), (std::vector<std::string>{"response.created",
                                                      "response.in_progress",
@@ -135,12 +136,12 @@ TEST(ResponsesAnswerTest, EventsOfReasoningTextAndCall) {
 }
 
 TEST(ResponsesAnswerTest, LimitMakesTheResponseIncomplete) {
-  ResponsesAnswer answer = Answer(R"(, "stream": true)");
+  const auto answer = Answer(R"(, "stream": true)");
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
-  answer.Take(0, Message(R"(delta { text: "Hi" })"), &bytes);
-  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_LENGTH }"), &bytes);
-  answer.AppendEnd(&bytes);
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
+  answer->Take(0, Message(R"(delta { text: "Hi" })"), &bytes);
+  answer->Take(0, Message("completed { finish_reason: FINISH_REASON_LENGTH }"), &bytes);
+  answer->AppendEnd(&bytes);
   const json last = Events(bytes).back();
   EXPECT_EQ(last["type"], "response.incomplete");
   EXPECT_EQ(last["response"]["status"], "incomplete");
@@ -150,41 +151,39 @@ TEST(ResponsesAnswerTest, LimitMakesTheResponseIncomplete) {
 }
 
 TEST(ResponsesAnswerTest, AnswerWithoutOutputHasAnEmptyText) {
-  ResponsesAnswer answer = Answer("");
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
-  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_EOS }"), nullptr);
-  const json output = json::parse(answer.TakeBody())["output"];
+  const auto answer = Answer("");
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+  answer->Take(0, Message("completed { finish_reason: FINISH_REASON_EOS }"), nullptr);
+  const json output = json::parse(answer->TakeBody())["output"];
   ASSERT_EQ(output.size(), 1u);
   EXPECT_EQ(output[0]["content"][0]["text"], "");
 }
 
 TEST(ResponsesAnswerTest, LogprobsBelongToTheText) {
-  ResponsesAnswer answer =
-      Answer(R"(, "include": ["message.output_text.logprobs"], "top_logprobs": 1)");
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
-  answer.Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS text: "a" logprobs {
+  const auto answer = Answer(R"(, "include": ["message.output_text.logprobs"], "top_logprobs": 1)");
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), nullptr);
+  answer->Take(0, Message(R"(completed { finish_reason: FINISH_REASON_EOS text: "a" logprobs {
     token_id: 1 logprob: -0.5 token_bytes: "a"
     top { token_id: 1 logprob: -0.5 token_bytes: "a" } } })"),
-              nullptr);
-  EXPECT_EQ(json::parse(answer.TakeBody())["output"][0]["content"][0]["logprobs"], json::parse(R"([
+               nullptr);
+  EXPECT_EQ(json::parse(answer->TakeBody())["output"][0]["content"][0]["logprobs"], json::parse(R"([
     {"token": "a", "logprob": -0.5, "bytes": [97],
      "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}]}])"));
 }
 
 TEST(ResponsesAnswerTest, LogprobsWaitForTheirText) {
-  ResponsesAnswer answer =
-      Answer(R"(, "include": ["message.output_text.logprobs"], "stream": true)");
+  const auto answer = Answer(R"(, "include": ["message.output_text.logprobs"], "stream": true)");
   std::string bytes;
   const auto token = [](const std::string& text) {
     return "logprobs { logprob: -1 token_bytes: '" + text + "' } ";
   };
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
-  answer.Take(0, Message("delta { reasoning_text: 'r' " + token("r") + "}"), &bytes);
-  answer.Take(0, Message("delta { " + token("</think>") + "}"), &bytes);
-  answer.Take(0, Message("delta { text: 'a' " + token("a") + "}"), &bytes);
-  answer.Take(0, Message("delta { " + token("</s>") + "}"), &bytes);
-  answer.Take(0, Message("completed { finish_reason: FINISH_REASON_EOS }"), &bytes);
-  answer.AppendEnd(&bytes);
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
+  answer->Take(0, Message("delta { reasoning_text: 'r' " + token("r") + "}"), &bytes);
+  answer->Take(0, Message("delta { " + token("</think>") + "}"), &bytes);
+  answer->Take(0, Message("delta { text: 'a' " + token("a") + "}"), &bytes);
+  answer->Take(0, Message("delta { " + token("</s>") + "}"), &bytes);
+  answer->Take(0, Message("completed { finish_reason: FINISH_REASON_EOS }"), &bytes);
+  answer->AppendEnd(&bytes);
   const json output = Events(bytes).back()["response"]["output"];
   ASSERT_EQ(output.size(), 2u);
   std::string tokens;
@@ -195,14 +194,14 @@ TEST(ResponsesAnswerTest, LogprobsWaitForTheirText) {
 }
 
 TEST(ResponsesAnswerTest, ErrorEndsTheStream) {
-  ResponsesAnswer answer = Answer(R"(, "stream": true)");
+  const auto answer = Answer(R"(, "stream": true)");
   std::string bytes;
-  answer.Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
-  answer.Take(0, Message(R"(delta { text: "Hi" })"), &bytes);
+  answer->Take(0, Message("started { prompt_tokens: 3 }"), &bytes);
+  answer->Take(0, Message(R"(delta { text: "Hi" })"), &bytes);
   ApiError late;
   late.message = "too late";
   late.code = "deadline_exceeded";
-  answer.AppendError(OpenAiErrorBody(late), &bytes);
+  answer->AppendError(OpenAiErrorBody(late), &bytes);
   const std::vector<json> events = Events(bytes);
   const json& error = events[events.size() - 2];
   EXPECT_EQ(error["type"], "error");
