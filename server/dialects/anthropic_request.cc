@@ -101,8 +101,7 @@ constexpr RequestField kFields[] = {
 };
 
 absl::Status Check(const JsonValue& object, Owner owner, const OpenAiLimits& limits) {
-  static const auto* const kTable = new FieldTable(kFields);
-  return CheckFields(*kTable, object, owner, limits.on_unknown_field);
+  return CheckFields(AnthropicFields(), object, owner, limits.on_unknown_field);
 }
 
 // Converts `system` and `messages`.
@@ -384,8 +383,8 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
 
 // Reads a body. Its max_tokens may be absent.
 absl::StatusOr<OpenAiRequest> ReadBody(absl::string_view bytes, const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
-  QUIRE_RETURN_IF_ERROR(Check(document.root(), kBody, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, AnthropicFields(), kBody, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;
@@ -407,8 +406,9 @@ absl::StatusOr<OpenAiRequest> ReadBody(absl::string_view bytes, const OpenAiLimi
 
 }  // namespace
 
-std::span<const RequestField> AnthropicFields() {
-  return kFields;
+const FieldTable& AnthropicFields() {
+  static const auto* const kTable = new FieldTable(kFields);
+  return *kTable;
 }
 
 absl::StatusOr<OpenAiRequest> ParseAnthropicRequest(absl::string_view bytes,

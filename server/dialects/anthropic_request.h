@@ -15,7 +15,6 @@
 // Source:     anthropic 2.14.0 (PyPI), types/message_create_params.py.
 
 #include <cstdint>
-#include <span>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -34,6 +33,6 @@ absl::StatusOr<EvaluationPlan> ReadAnthropicTokenCount(const EvaluationBodyConte
 
 // The fields of the body (owner kAnthropicBody), and of the objects in the body.
 constexpr std::uint32_t kAnthropicBody = 1U << 0;
-std::span<const RequestField> AnthropicFields();
+const FieldTable& AnthropicFields();
 
 }  // namespace quire::server

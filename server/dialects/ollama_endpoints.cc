@@ -99,7 +99,7 @@ ordered_json Capabilities(const ServedModel& served) {
 absl::StatusOr<EvaluationPlan> ReadShow(const EvaluationBodyContext& context,
                                         absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseOllamaBody(bytes, kOllamaShow, context.limits));
+                         ParseBody(bytes, OllamaFields(), kOllamaShow, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   std::string known;

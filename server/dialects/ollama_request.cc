@@ -328,16 +328,9 @@ absl::Status ReadPromptAsChat(const JsonFields& body, v1::GenerateRequest* reque
 
 }  // namespace
 
-std::span<const RequestField> OllamaFields() {
-  return kFields;
-}
-
-absl::StatusOr<formats::JsonDocument> ParseOllamaBody(absl::string_view bytes, OllamaOwner owner,
-                                                      const OpenAiLimits& limits) {
+const FieldTable& OllamaFields() {
   static const auto* const kTable = new FieldTable(kFields);
-  QUIRE_ASSIGN_OR_RETURN(formats::JsonDocument document, ParseBody(bytes, limits));
-  QUIRE_RETURN_IF_ERROR(CheckFields(*kTable, document.root(), owner, limits.on_unknown_field));
-  return document;
+  return *kTable;
 }
 
 absl::string_view OllamaModelName(absl::string_view name) {
@@ -347,7 +340,7 @@ absl::string_view OllamaModelName(absl::string_view name) {
 absl::StatusOr<OpenAiRequest> ReadOllamaGenerate(absl::string_view bytes,
                                                  const OpenAiLimits& limits) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseOllamaBody(bytes, kOllamaGenerate, limits));
+                         ParseBody(bytes, OllamaFields(), kOllamaGenerate, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   v1::GenerateRequest request;
@@ -378,7 +371,7 @@ absl::StatusOr<OpenAiRequest> ReadOllamaGenerate(absl::string_view bytes,
 
 absl::StatusOr<OpenAiRequest> ReadOllamaChat(absl::string_view bytes, const OpenAiLimits& limits) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseOllamaBody(bytes, kOllamaChat, limits));
+                         ParseBody(bytes, OllamaFields(), kOllamaChat, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;

@@ -13,7 +13,6 @@
 // Source:     api/types.go and docs/openapi.yaml of Ollama at 017eb8ae; ollama 0.6.3 (PyPI).
 
 #include <cstdint>
-#include <span>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -33,11 +32,7 @@ enum OllamaOwner : std::uint32_t {
   kOllamaFunction = 1U << 6,  // function of a tool call
 };
 
-std::span<const RequestField> OllamaFields();
-
-// Parses a body and checks its fields.
-absl::StatusOr<formats::JsonDocument> ParseOllamaBody(absl::string_view bytes, OllamaOwner owner,
-                                                      const OpenAiLimits& limits);
+const FieldTable& OllamaFields();
 
 absl::StatusOr<OpenAiRequest> ReadOllamaGenerate(absl::string_view bytes,
                                                  const OpenAiLimits& limits);

@@ -129,8 +129,7 @@ constexpr RequestField kFields[] = {
 };
 
 absl::Status Check(const JsonValue& object, Owner owner, const OpenAiLimits& limits) {
-  static const auto* const kTable = new FieldTable(kFields);
-  return CheckFields(*kTable, object, owner, limits.on_unknown_field);
+  return CheckFields(ResponsesFields(), object, owner, limits.on_unknown_field);
 }
 
 // Converts the items of `input` to messages.
@@ -496,14 +495,15 @@ absl::Status ReadOptions(const JsonFields& body, v1::GenerateRequest* request,
 
 }  // namespace
 
-std::span<const RequestField> ResponsesFields() {
-  return kFields;
+const FieldTable& ResponsesFields() {
+  static const auto* const kTable = new FieldTable(kFields);
+  return *kTable;
 }
 
 absl::StatusOr<OpenAiRequest> ParseResponsesRequest(absl::string_view bytes,
                                                     const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, limits));
-  QUIRE_RETURN_IF_ERROR(Check(document.root(), kBody, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, ResponsesFields(), kBody, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;

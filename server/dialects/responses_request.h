@@ -13,7 +13,6 @@
 // Source:     openai 3.54.0 (PyPI), types/responses/response_create_params.py.
 
 #include <cstdint>
-#include <span>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -27,6 +26,6 @@ absl::StatusOr<OpenAiRequest> ParseResponsesRequest(absl::string_view body,
 
 // The fields of the body (owner kResponsesBody), and of the objects in the body.
 constexpr std::uint32_t kResponsesBody = 1U << 0;
-std::span<const RequestField> ResponsesFields();
+const FieldTable& ResponsesFields();
 
 }  // namespace quire::server

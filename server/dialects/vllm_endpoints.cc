@@ -46,16 +46,9 @@ constexpr RequestField kFields[] = {
     NoMeaning("mm_processor_kwargs", kTokenizeBody, kObject),
 };
 
-std::span<const RequestField> TokenizationFields() {
-  return kFields;
-}
-
-absl::StatusOr<formats::JsonDocument> Parse(absl::string_view bytes, std::uint32_t owner,
-                                            const OpenAiLimits& limits) {
+const FieldTable& TokenizationFields() {
   static const auto* const kTable = new FieldTable(kFields);
-  QUIRE_ASSIGN_OR_RETURN(formats::JsonDocument document, ParseBody(bytes, limits));
-  QUIRE_RETURN_IF_ERROR(CheckFields(*kTable, document.root(), owner, limits.on_unknown_field));
-  return document;
+  return *kTable;
 }
 
 // Checks each object of the list `key` (messages or tools). The objects have the same fields as in
@@ -67,7 +60,7 @@ absl::Status CheckElements(const JsonFields& body, absl::string_view key, FieldO
   for (std::size_t i = 0; i < list->size(); ++i) {
     const JsonValue element = list->At(i);
     if (!element.is_object()) continue;
-    QUIRE_RETURN_IF_ERROR(CheckFields(element, owner, on_unknown));
+    QUIRE_RETURN_IF_ERROR(CheckFields(RequestFields(), element, owner, on_unknown));
   }
   return absl::OkStatus();
 }
@@ -117,7 +110,7 @@ std::string TokenizeAnswer(const v1::TokenizeResponse& response, const text::Tok
 absl::StatusOr<EvaluationPlan> ReadTokenizeBody(const EvaluationBodyContext& context,
                                                 absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         Parse(bytes, kTokenizeBody, context.limits));
+                         ParseBody(bytes, TokenizationFields(), kTokenizeBody, context.limits));
   const JsonFields body(document.root());
   bool with_strings = false;
   QUIRE_RETURN_IF_ERROR(body.Bool("return_token_strs", &with_strings));
@@ -142,7 +135,7 @@ absl::StatusOr<EvaluationPlan> ReadTokenizeBody(const EvaluationBodyContext& con
 absl::StatusOr<EvaluationPlan> ReadDetokenizeBody(const EvaluationBodyContext& context,
                                                   absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         Parse(bytes, kDetokenizeBody, context.limits));
+                         ParseBody(bytes, TokenizationFields(), kDetokenizeBody, context.limits));
   const JsonFields body(document.root());
   v1::DetokenizeRequest request;
   QUIRE_RETURN_IF_ERROR(body.Text("model", request.mutable_model()));

@@ -125,7 +125,7 @@ absl::StatusOr<std::string> WriteEmbeddings(const ServedModel& served,
 absl::StatusOr<EvaluationPlan> ReadEmbeddings(const EvaluationBodyContext& context,
                                               absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseBody(bytes, kEmbeddingBody, context.limits));
+                         ParseBody(bytes, RequestFields(), kEmbeddingBody, context.limits));
   const JsonFields body(document.root());
   v1::EmbedRequest request;
   QUIRE_RETURN_IF_ERROR(body.Text("model", request.mutable_model()));
@@ -192,7 +192,7 @@ absl::StatusOr<Texts> ReadTexts(const JsonFields& body, std::initializer_list<co
 absl::StatusOr<EvaluationPlan> ReadScore(const EvaluationBodyContext& context,
                                          absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseBody(bytes, kScoreBody, context.limits));
+                         ParseBody(bytes, RequestFields(), kScoreBody, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
@@ -252,7 +252,7 @@ ordered_json RankDocuments(const std::vector<double>& scores, std::size_t max_do
 absl::StatusOr<EvaluationPlan> ReadRerank(const EvaluationBodyContext& context,
                                           absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseBody(bytes, kRerankBody, context.limits));
+                         ParseBody(bytes, RequestFields(), kRerankBody, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(ReadModel(body, served));
@@ -311,7 +311,7 @@ std::string WriteClasses(const ServedModel& served, const std::string& id, std::
 absl::StatusOr<EvaluationPlan> ReadClassify(const EvaluationBodyContext& context,
                                             absl::string_view bytes) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseBody(bytes, kClassifyBody, context.limits));
+                         ParseBody(bytes, RequestFields(), kClassifyBody, context.limits));
   const JsonFields body(document.root());
   const ServedModel& served = context.served;
   QUIRE_RETURN_IF_ERROR(CheckIsClassifier(served));

@@ -528,8 +528,8 @@ std::string TruncateLabel(std::string text) {
   return text;
 }
 
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
-                                                const OpenAiLimits& limits) {
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const FieldTable& table,
+                                                std::uint32_t owner, const OpenAiLimits& limits) {
   auto document = formats::JsonDocument::Parse(
       body, {.max_depth = limits.max_json_depth, .max_nodes = limits.max_json_nodes});
   absl::Status status = document.status();
@@ -538,20 +538,14 @@ absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body,
     return WithReason(absl::InvalidArgumentError(absl::StrCat("body: ", status.message())),
                       Reason::kBadParameter, {{"field", "body"}});
   }
-  return document;
-}
-
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
-                                                const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(formats::JsonDocument document, ParseBody(body, limits));
-  QUIRE_RETURN_IF_ERROR(CheckFields(document.root(), owner, limits.on_unknown_field));
+  QUIRE_RETURN_IF_ERROR(CheckFields(table, document->root(), owner, limits.on_unknown_field));
   return document;
 }
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
                                                      const OpenAiLimits& limits) {
   QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
-                         ParseBody(bytes, kCompletionBody, limits));
+                         ParseBody(bytes, RequestFields(), kCompletionBody, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   v1::GenerateRequest shared;
@@ -585,7 +579,8 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view bytes,
 
 absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view bytes,
                                                const OpenAiLimits& limits) {
-  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document, ParseBody(bytes, kChatBody, limits));
+  QUIRE_ASSIGN_OR_RETURN(const formats::JsonDocument document,
+                         ParseBody(bytes, RequestFields(), kChatBody, limits));
   const JsonFields body(document.root());
   OpenAiRequest result;
   result.is_chat = true;

@@ -57,11 +57,11 @@ struct OpenAiLimits {
   UnknownFieldHandler on_unknown_field = nullptr;  // null: unknown fields are refused
 };
 
-// Parses a body, which must be an object. Errors are BAD_PARAMETER with metadata `field` "body".
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const OpenAiLimits& limits);
-// Also checks the fields of the body against those of `owner` (CheckFields).
-absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, FieldOwner owner,
-                                                const OpenAiLimits& limits);
+// Parses a body, which must be an object, and checks its fields against those of `owner`
+// (CheckFields). If the body cannot be parsed, the error is BAD_PARAMETER with metadata `field`
+// "body".
+absl::StatusOr<formats::JsonDocument> ParseBody(absl::string_view body, const FieldTable& table,
+                                                std::uint32_t owner, const OpenAiLimits& limits);
 
 // Truncates a label to the maximum length, without splitting a character. Labels are only logged,
 // so a long label is not an error.

@@ -34,9 +34,8 @@ std::string OperationId(absl::string_view method, absl::string_view path) {
 class SchemaWriter {
  public:
   // Returns a reference to the schema of an object, which is named `name` if it is new.
-  ordered_json Refer(std::span<const RequestField> table, std::uint32_t owner,
-                     const std::string& name) {
-    const auto [known, is_new] = names_.try_emplace({table.data(), owner}, name);
+  ordered_json Refer(const FieldTable& table, std::uint32_t owner, const std::string& name) {
+    const auto [known, is_new] = names_.try_emplace({&table, owner}, name);
     const std::string chosen = known->second;
     if (is_new) schemas_[chosen] = Describe(table, owner, chosen);
     return {{"$ref", absl::StrCat("#/components/schemas/", chosen)}};
@@ -45,8 +44,7 @@ class SchemaWriter {
   ordered_json TakeSchemas() { return std::move(schemas_); }
 
  private:
-  ordered_json Describe(std::span<const RequestField> table, std::uint32_t owner,
-                        const std::string& name) {
+  ordered_json Describe(const FieldTable& table, std::uint32_t owner, const std::string& name) {
     ordered_json properties = ordered_json::object();
     for (const RequestField& field : table) {
       if ((field.owners & owner) == 0) continue;
@@ -58,7 +56,7 @@ class SchemaWriter {
   }
 
   // Returns null for a field that is always refused.
-  ordered_json DescribeField(std::span<const RequestField> table, const RequestField& field,
+  ordered_json DescribeField(const FieldTable& table, const RequestField& field,
                              const std::string& parent) {
     switch (field.outcome) {
       case FieldOutcome::kSupported: {
@@ -92,7 +90,7 @@ class SchemaWriter {
     return names;
   }
 
-  std::map<std::pair<const RequestField*, std::uint32_t>, std::string> names_;
+  std::map<std::pair<const FieldTable*, std::uint32_t>, std::string> names_;
   ordered_json schemas_ = ordered_json::object();
 };
 

@@ -366,7 +366,7 @@ constexpr RequestField kFields[] = {
 absl::string_view SuggestField(const FieldTable& table, std::uint32_t owner,
                                absl::string_view name) {
   std::vector<absl::string_view> names;
-  for (const RequestField& field : table.fields()) {
+  for (const RequestField& field : table) {
     if ((field.owners & owner) != 0 && field.outcome == FieldOutcome::kSupported) {
       names.push_back(field.name);
     }
@@ -449,8 +449,9 @@ const RequestField* FieldTable::Find(std::uint32_t owner, absl::string_view name
   return nullptr;
 }
 
-std::span<const RequestField> RequestFields() {
-  return kFields;
+const FieldTable& RequestFields() {
+  static const auto* const kTable = new FieldTable(kFields);
+  return *kTable;
 }
 
 absl::Status CheckFields(const FieldTable& table, const JsonValue& object, std::uint32_t owner,
@@ -471,12 +472,6 @@ absl::Status CheckFields(const FieldTable& table, const JsonValue& object, std::
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckFields(const JsonValue& object, FieldOwner owner,
-                         const UnknownFieldHandler& on_unknown) {
-  static const auto* const kTable = new FieldTable(kFields);
-  return CheckFields(*kTable, object, owner, on_unknown);
 }
 
 }  // namespace quire::server

@@ -2,7 +2,7 @@
 
 // The table of all fields of request bodies, and the check of a body against it.
 //
-//   QUIRE_RETURN_IF_ERROR(CheckFields(body, kChatBody, limits.on_unknown_field));
+//   QUIRE_RETURN_IF_ERROR(CheckFields(RequestFields(), body, kChatBody, limits.on_unknown_field));
 //   {"temperture": 1}  -> "temperture is not a known field; did you mean temperature?"
 //   {"audio": {}}  -> "audio is not supported; the model reads and writes text only"
 //
@@ -104,7 +104,8 @@ class FieldTable {
  public:
   explicit FieldTable(std::span<const RequestField> fields);
 
-  std::span<const RequestField> fields() const { return fields_; }
+  auto begin() const { return fields_.begin(); }
+  auto end() const { return fields_.end(); }
   // Returns null if `owner` has no such field.
   const RequestField* Find(std::uint32_t owner, absl::string_view name) const;
 
@@ -114,11 +115,11 @@ class FieldTable {
 };
 
 // The fields of the bodies that FieldOwner lists. Other APIs have other tables and owners.
-std::span<const RequestField> RequestFields();
+const FieldTable& RequestFields();
 
 // The fields of one body, which are the fields of `owner` in a table.
 struct BodyFields {
-  std::span<const RequestField> (*table)() = nullptr;  // null: not described
+  const FieldTable& (*table)() = nullptr;  // null: not described
   std::uint32_t owner = 0;
 };
 
@@ -131,7 +132,5 @@ using UnknownFieldHandler = std::function<void(absl::string_view path)>;
 // REQUIRES: object.is_object().
 absl::Status CheckFields(const FieldTable& table, const formats::JsonValue& object,
                          std::uint32_t owner, const UnknownFieldHandler& on_unknown);
-absl::Status CheckFields(const formats::JsonValue& object, FieldOwner owner,
-                         const UnknownFieldHandler& on_unknown);
 
 }  // namespace quire::server

@@ -34,7 +34,7 @@ absl::Status Check(FieldOwner owner, absl::string_view body,
                    const UnknownFieldHandler& on_unknown = nullptr) {
   const auto document = formats::JsonDocument::Parse(body);
   EXPECT_TRUE(document.ok()) << document.status();
-  return CheckFields(document->root(), owner, on_unknown);
+  return CheckFields(RequestFields(), document->root(), owner, on_unknown);
 }
 
 std::string ParamOf(const absl::Status& status) {
