@@ -110,9 +110,7 @@ class Daemon::Impl {
   void OnFailing(const absl::Status& status);
   void OnFatal(const absl::Status& status);
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsLoading();
   void Housekeep();
-  void WaitForStop();
   void Drain();
   void StartShutdownTimer();
 
@@ -171,10 +169,14 @@ int Daemon::Impl::Run() {
   std::thread housekeeper([this] { Housekeep(); });
   std::thread loader([this] { Load(); });
   reloader_.Start();
-  WaitForStop();
+  bool is_loading = false;
+  {
+    MutexLock lock(&mutex_);
+    while (!exit_code_) state_changed_.Wait(&mutex_);
+    is_loading = !loader_finished_;
+  }
   // Loading can take minutes, and the loaded model would be discarded. Therefore shutdown waits
   // neither for the loader nor for a reload.
-  const bool is_loading = IsLoading();
   if (!is_loading) loader.join();
   Drain();
   StartShutdownTimer();
@@ -284,16 +286,6 @@ void Daemon::Impl::Housekeep() {
     state_changed_.WaitUntil(&mutex_, clock_.Now() + kHousekeepingInterval);
     if (is_closing_) return;
   }
-}
-
-void Daemon::Impl::WaitForStop() {
-  MutexLock lock(&mutex_);
-  while (!exit_code_) state_changed_.Wait(&mutex_);
-}
-
-bool Daemon::Impl::IsLoading() {
-  MutexLock lock(&mutex_);
-  return !loader_finished_;
 }
 
 void Daemon::Impl::Drain() {

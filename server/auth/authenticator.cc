@@ -304,12 +304,6 @@ void Authenticator::Apply(std::shared_ptr<const AuthRules> rules) {
   version_.fetch_add(1, std::memory_order_release);
 }
 
-absl::Status Authenticator::Reload(const AuthOptions& options) {
-  QUIRE_ASSIGN_OR_RETURN(std::shared_ptr<const AuthRules> rules, Read(options));
-  Apply(std::move(rules));
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Identity> Authenticator::Authenticate(const Credentials& credentials,
                                                      Scope needed) const {
   const std::shared_ptr<const AuthRules> rules = this->rules();

@@ -77,8 +77,6 @@ class Authenticator {
   // Returns the files that Read reads.
   static std::vector<NamedFile> Files(const AuthOptions& options);
   void Apply(std::shared_ptr<const AuthRules> rules);
-  // Runs Read and Apply.
-  absl::Status Reload(const AuthOptions& options);
 
  private:
   explicit Authenticator(std::shared_ptr<const AuthRules> rules);

@@ -35,20 +35,15 @@ absl::Status Unsupported(absl::string_view message) {
   return WithReason(absl::UnimplementedError(message), Reason::kFeatureUnsupported);
 }
 
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  const char lower = absl::ascii_tolower(static_cast<unsigned char>(c));
-  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
-}
-
 // A percent sign that is not followed by two hex digits is kept.
 std::string DecodePercent(absl::string_view text) {
   std::string decoded;
   decoded.reserve(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && HexDigit(text[i + 1]) >= 0 &&
-        HexDigit(text[i + 2]) >= 0) {
-      decoded.push_back(static_cast<char>(HexDigit(text[i + 1]) * 16 + HexDigit(text[i + 2])));
+    const absl::string_view digits = text.substr(i + 1, 2);
+    if (text[i] == '%' && digits.size() == 2 &&
+        std::ranges::all_of(digits, [](unsigned char c) { return absl::ascii_isxdigit(c); })) {
+      decoded += absl::HexStringToBytes(digits);
       i += 2;
     } else {
       decoded.push_back(text[i]);
