@@ -27,7 +27,7 @@ struct LoadedChat {
   bool has_reasoning = false;  // detected from the templates
 };
 
-// A model without a usable template is not an error: the problem is logged, and the caller decides
+// A model without a usable template is not an error. The problem is logged, and the caller decides
 // whether the result may replace an earlier template. An unusable template in chat.template_file,
 // however, is an error. Errors are INVALID_ARGUMENT or NOT_FOUND. The message names the
 // configuration key or the file.

@@ -25,8 +25,8 @@ inline constexpr int kExitEngine = 70;
 inline constexpr int kExitDevice = 71;
 inline constexpr int kExitConfig = 78;
 
-// Returns the exit code for an error of the start or the engine: kExitDevice if the device failed
-// or was lost, kExitEngine for an internal error, else kExitConfig.
+// Returns the exit code for an error at start or of the engine. It is kExitDevice if the device
+// failed or was lost, kExitEngine for an internal error, else kExitConfig.
 int ExitCodeOf(const absl::Status& status);
 
 class Daemon {
@@ -37,9 +37,9 @@ class Daemon {
          runtime::CpuCheck cpu_check);
   ~Daemon();
 
-  // Serves until a stop is requested or a failure occurs. Returns the exit code. If the model was
-  // loading when the stop was requested, or a reload is running after the drain, exits the process
-  // without waiting for the loading or reloading thread.
+  // Serves until a stop is requested or a failure occurs. Returns the exit code. Run does not wait
+  // for a model that is still loading or for a reload. In these cases Run exits the process instead
+  // of returning.
   int Run();
 
   // Begins the shutdown. The server is not ready from now on. It stops admission after

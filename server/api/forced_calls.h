@@ -40,7 +40,8 @@ bool ConstrainsCalls(const v1::ChatPrompt& chat, const text::ChatInput& input);
 // Returns a constraint for an answer that may contain calls but need not. The arguments of a call
 // match the tool's schema if the tool is strict, else they may be any object. Returns
 // UNIMPLEMENTED / FEATURE_UNSUPPORTED if calls of the format cannot be forced or do not start with
-// a call marker, or if a tool is not strict and the format does not write arguments as JSON.
+// a call marker. Returns the same error if a tool is not strict and the format does not write
+// arguments as JSON.
 // Returns BAD_CONSTRAINT like ToForcedCalls. REQUIRES: ConstrainsCalls is true for `input`, and
 // `format` has a call syntax.
 absl::StatusOr<engine::ConstraintSpec> ToConstrainedCalls(const text::ChatInput& input,

@@ -44,10 +44,10 @@ struct Certificates {
 };
 
 // Reads the files and checks them for the time `now`. Returns INVALID_ARGUMENT if a file is
-// unreadable or not PEM, if the key does not belong to the certificate, or if the TLS library
-// refuses the chain or the key. Returns the same code if a certificate of the chain, or every
-// client CA, is expired or not yet valid. The message begins with the configuration key of the
-// file.
+// unreadable or not PEM, or if the key does not belong to the certificate. Returns the same code if
+// the TLS library refuses the chain or the key. Returns the same code if a certificate of the
+// chain, or every client CA, is expired or not yet valid. The message begins with the configuration
+// key of the file.
 absl::StatusOr<Certificates> ReadCertificates(const TlsOptions& options, absl::Time now);
 // Returns the files that ReadCertificates reads.
 std::vector<NamedFile> CertificateFiles(const TlsOptions& options);

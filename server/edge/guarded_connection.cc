@@ -303,9 +303,9 @@ void GuardedConnection::Abort() {
 
 // The GOAWAY frame names the last call that gRPC may have received, so the client can retry later
 // calls. A rejected client gets the frame when it begins its first call or closes its direction, or
-// after kLingerTime. A client with gRPC's C++ core (1.85) that reads the frame directly after the
-// first SETTINGS can retry its call on the ended connection in a busy loop until the call's
-// deadline.
+// after kLingerTime. If a client with gRPC's C++ core (1.85) reads the frame directly after the
+// first SETTINGS, it can retry its call on the ended connection. It does so in a busy loop until
+// the call's deadline.
 void GuardedConnection::CloseWithGoAway(CloseCause cause, const absl::Status& why) {
   if (state_ == State::kLingering || state_ == State::kClosed) return;
   host_->count_closed(peer_, cause, why.message());

@@ -10,8 +10,8 @@
 //
 // Place:      inside GrpcAcceptor.
 // Invariants: after each Add, Asio has blocks for at least kBatchSize / 2 more descriptors than are
-//             counted. It may have fewer if the process has reached its limit of open descriptors,
-//             since allocating a batch opens kBatchSize descriptors.
+//             counted. Asio may have fewer blocks if the process has reached its limit of open
+//             descriptors, since allocating a batch opens kBatchSize descriptors.
 // Threads:    any.
 
 #include <boost/asio/io_context.hpp>

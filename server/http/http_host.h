@@ -35,8 +35,8 @@ std::optional<Authority> ParseAuthority(absl::string_view text);
 // Returns true if the header Host is absent or its host is a local name, with any port.
 bool IsHostLocal(const HttpRequest& request);
 
-// Returns true if `origin` has the scheme http or https, the port `port`, and a local host name
-// that equals the host in the header Host of `request`.
+// Returns true if `origin` has the scheme http or https, the port `port`, and a local host name.
+// The header Host of `request` must have the same host name.
 bool IsOwnPage(absl::string_view origin, const HttpRequest& request, int port);
 
 // Returns the 403 answer to a request whose header Host is not local.

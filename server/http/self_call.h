@@ -2,7 +2,8 @@
 
 // Sends a request from an HTTP server to its own address.
 //
-// Place:    inside HttpServer. It runs on the server's threads, so it fails if they are blocked.
+// Place:    inside HttpServer, on the server's threads. If these threads are blocked, the request
+//           fails.
 // Threads:  runs on the strand `executor`.
 // Lifetime: pending operations own the objects that they use. End cancels the operations.
 

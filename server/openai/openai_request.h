@@ -7,9 +7,9 @@
 // Place:      between the OpenAI-compatible listener and Generation. RequestTranslator checks
 //             ranges later.
 // Invariants: null fields count as absent. An unknown or refused field, or a wrong type, is
-//             INVALID_ARGUMENT / BAD_PARAMETER. Its metadata `field` is the field's name in the
-//             client's body (request_fields.h). Bodies are parsed by formats/json_value.h: valid
-//             UTF-8, no duplicate keys, within OpenAiLimits.
+//             INVALID_ARGUMENT / BAD_PARAMETER. The error's metadata `field` is the field's name in
+//             the client's body (request_fields.h). Bodies are parsed by formats/json_value.h:
+//             valid UTF-8, no duplicate keys, within OpenAiLimits.
 // Threads:    any.
 
 #include <cstdint>
