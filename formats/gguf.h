@@ -52,14 +52,14 @@ struct GgufTensor {
 };
 
 // Place:      below the readers of a GGUF file's configuration, tokenizer and weights.
-// Invariants: keys and tensor names are unique; every value lies inside the file. Strings are
-//             checked for UTF-8 when they are read.
+// Invariants: keys and tensor names are unique; every value lies inside the file. String
+//             values are checked for UTF-8 when a function returns them.
 // Threads:    immutable.
 // Lifetime:   a view of the file's bytes, which must outlive the GgufFile and all returned strings.
 class GgufFile {
  public:
-  // `label` starts every message. Returns INVALID_ARGUMENT with the field, such as "magic",
-  // "kv_count", a key or a tensor's name. An item without a readable name is given by its index
+  // `label` starts every message. Returns INVALID_ARGUMENT for a malformed file. The message names
+  // the field: "magic", "kv_count", a key or a tensor's name. An item without a readable name is given by its index
   // from 0, such as "kv 6" or "tensor 2". Rejects versions other than 2 and 3, big-endian files,
   // unknown value types, nested arrays and bools other than 0 and 1. Also rejects keys that are
   // empty, duplicate or not UTF-8.
@@ -78,8 +78,8 @@ class GgufFile {
 
   bool Has(absl::string_view key) const { return values_.contains(key); }
 
-  // The functions below return INVALID_ARGUMENT with the key for a wrong type, a value out of
-  // range, or invalid UTF-8. For an absent key, Optional functions return nullopt, and the others
+  // For a wrong type, a value out of range or invalid UTF-8, the functions below return
+  // INVALID_ARGUMENT, and the message names the key. For an absent key, Optional functions return nullopt, and the others
   // return an error.
 
   absl::StatusOr<std::optional<absl::string_view>> OptionalString(absl::string_view key) const;

@@ -25,11 +25,11 @@ namespace {
 constexpr absl::string_view kMagic = "quirepk1";
 constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kAlignment = 4096;
-// Maximum length of the text, which has a few lines per matrix.
+// Maximum length of the text in a file's head. It has a few lines per matrix.
 constexpr std::uint64_t kMaxText = std::uint64_t{64} << 20;
 
-// Returns a checksum that detects accidental damage, not manipulation. Every bit of a word affects
-// all later words of its lane.
+// Returns a checksum that detects accidental damage, not manipulation. Every bit of an input
+// word affects all later states of its lane.
 std::uint64_t Checksum(std::span<const std::byte> bytes) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15;
   std::array<std::uint64_t, 4> lanes = {1, 2, 3, 4};
@@ -90,7 +90,7 @@ struct Piece {
 struct Layout {
   std::string text;
   std::vector<Piece> pieces;
-  std::int64_t head_bytes = 0;  // everything before the sections, without the gap
+  std::int64_t head_bytes = 0;  // without the padding before the first section
   std::int64_t file_bytes = 0;
 };
 

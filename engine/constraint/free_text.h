@@ -1,12 +1,12 @@
 #pragma once
 
-// Writes the grammar of free text that ends at the first occurrence of one of several strings,
-// followed by the continuation of that string. The rules of the grammar are the states of an
+// Writes the grammar of free text that ends at the first occurrence of one of several strings.
+// Each string has an expression, its continuation, that must follow it. The rules of the grammar are the states of an
 // Aho-Corasick automaton.
 //
 // Place:      above grammar_text.
-// Invariants: the free text contains none of the strings except at its end, even if they overlap,
-//             and no special token except one that ends it.
+// Invariants: none of the strings, which may overlap, occurs in the free text before its end. The
+//             free text contains no special token, except one that ends it.
 // Threads:    one thread at a time.
 
 #include <optional>

@@ -16,8 +16,8 @@ namespace {
 
 using Expression = GrammarText::Expression;
 
-// Maximum number of nodes of NameTree at which an undeclared name may diverge from the declared
-// names.
+// Undeclared names may differ from the declared names at up to this many nodes of the NameTree
+// below.
 constexpr std::int64_t kMaxNameStates = 4;
 constexpr int kMaxNameDepth = 64;
 
@@ -154,7 +154,7 @@ class Writer {
     return grammar_.Share(GrammarText::Choice(OptionsWithGap(copied)));
   }
 
-  // Writes `next` after a comma or a colon, with the white space before it.
+  // Writes the white space after a comma or a colon, and then `next`.
   Expression AfterSeparator(const Expression& next) {
     if (is_compact_) return GrammarText::Sequence({GrammarText::Literal(" "), next});
     return AfterGap(next);
@@ -181,8 +181,8 @@ class Writer {
   Expression WriteSchema(SchemaId id) {
     const auto found = schemas_.find(id);
     if (found != schemas_.end()) return found->second;
-    // Schemas of scalars reserve no rule, because the rule could be a second name of another rule.
-    // A second name makes masks slow (GrammarText::Share).
+    // Schemas of scalars reserve no rule, because such a rule could be an alias of another rule.
+    // An alias makes masks slow (GrammarText::Share).
     if (std::ranges::none_of(document_.ShapesOf(id), [](const Shape& shape) {
           return shape.array.has_value() || shape.object.has_value();
         })) {
@@ -475,9 +475,9 @@ class Writer {
         {GrammarText::Literal(open), AfterGap(GrammarText::Literal(close))});
   }
 
-  // Writes the rest of an undeclared name with its closing quote. The rest has fewer than `depth`
-  // leading characters in common with the names in `tree`. The depth is limited, because each
-  // branching position costs the library a traversal of the vocabulary.
+  // Writes the remaining characters of an undeclared name and its closing quote. Fewer than `depth`
+  // of them match a path in `tree`. `rest` matches all after the first character that differs. The
+  // depth is limited, because each branching position costs a traversal of the vocabulary.
   Expression WriteUndeclaredName(const NameTree& tree, int depth, const Quotes& quotes,
                                  const Expression& rest) {
     std::vector<Expression> options;
@@ -508,8 +508,8 @@ class Writer {
     for (const auto& property : object.properties) tree.Add(property.name);
     int depth = 1;
     while (depth < kMaxNameDepth && tree.CountTo(depth + 1) <= kMaxNameStates) ++depth;
-    // In canonical form each character has one spelling, so a declared name cannot appear in
-    // another spelling.
+    // The grammar allows one spelling of each character, so no other spelling of a declared name can
+    // pass as an undeclared name.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
     const Expression any = grammar_.Character(CodePoints::All(), quotes.spelling);

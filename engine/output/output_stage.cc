@@ -22,7 +22,7 @@ struct OutputStage::Ring {
   std::uint64_t pushed = 0;  // items, without the overflow
   std::atomic<std::uint64_t> done{0};
   std::vector<OutputItem> batch;
-  absl::flat_hash_map<std::uint64_t, std::unique_ptr<OutputState>> states;  // by arrival
+  absl::flat_hash_map<std::uint64_t, std::unique_ptr<OutputState>> states;  // by request (arrival)
 };
 
 OutputStage::OutputStage(const OutputStageOptions& options, const text::Tokenizer* tokenizer,

@@ -2,11 +2,11 @@
 
 // The queue of signals from other threads to the engine thread.
 //
-// Place:      Accept, text workers, output workers, readers and control calls post to the engine
-//             thread.
+// Place:      Engine::Accept, the text and output workers, the readers and the control calls post
+//             to the engine thread.
 // Invariants: the number of queued signals is bounded, because Accept limits the live requests. A
-//             live request posts one kArrived, one kPrepared, at most one kCancel and one
-//             kStopMatched per choice. Every control call waits for its answer. Signals posted
+//             live request posts one kArrived, one kPrepared and at most one kCancel. Each of its
+//             choices posts at most one kStopMatched. Every control call waits for its answer. Signals posted
 //             before Close are drained, and later ones are rejected, so none is lost silently.
 // Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
@@ -22,7 +22,7 @@ namespace quire::engine {
 class Inbox {
  public:
   // Returns false and drops the signal after Close. The engine thread then ends every live request,
-  // so only a caller that waits for a kCall must check the result.
+  // so only a caller that waits for the answer to a kCall must check the result.
   bool Post(Signal signal);
   // Ends the current or next Wait of the engine thread.
   void Wake();

@@ -22,7 +22,7 @@ constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t grou
   return 2 * num_experts + groups;
 }
 
-// Closed entries have the smallest key, and NaN the next larger key. REQUIRES: index < 2^32 - 1.
+// Entries that can no longer be selected have the smallest key, and NaN the next. REQUIRES: index < 2^32 - 1.
 inline constexpr std::uint64_t kClosedKey = 0;
 __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index) {
   const std::uint32_t bits = cuda::FloatBits(cuda::Add(score, 0.0f));  // -0 is treated as 0
@@ -115,7 +115,7 @@ __device__ __forceinline__ float GroupScoreOf(RouterGroupScore kind, const float
   return kind == RouterGroupScore::kMax ? best : cuda::Add(best, second);
 }
 
-// Closes the experts of all groups except the best groups_kept groups.
+// Keeps the best `groups_kept` groups and closes the experts of all others.
 __device__ __forceinline__ void KeepGroups(const RouterParams& params, float* choice,
                                            float* groups) {
   const std::uint32_t per_group = params.num_experts / params.groups;

@@ -13,9 +13,9 @@
 namespace quire::kernels {
 
 struct SelectedRowsParams {
-  const AnyKvView* rows;   // the view of any layer of the layer group
+  const AnyKvView* rows;   // K and V: the view of any layer of the layer group
   std::int32_t* selected;  // [num_rows, max_selected] keys, -1 after the last one
-  // [num_rows] receives the index of the last key in each row of `selected`
+  // [num_rows] receives, for each row of `selected`, the column of its last key
   std::uint32_t* last_selected;
   // [num_rows + 1] receives 0, 1, 2, ... up to the number of rows that are not padding, and repeats
   // that number for padding rows
@@ -61,8 +61,8 @@ struct SparseAttentionParams {
 };
 
 // Computes PagedAttention of each row over its selected keys only, in the order of `selected`. On
-// the CPU a tile is 64 selected keys, so a row that selects all of its keys gets the bits of
-// PagedAttention. A GPU runs the portable MLA kernel, or the scalar kernel for pages that the MLA
+// the CPU the tiles have 64 keys, as in PagedAttention. A row that selects all of its keys therefore
+// gets a bit-identical result. A GPU runs the portable MLA kernel, or the scalar kernel for pages that the MLA
 // kernel does not support. Returns the errors of PagedAttention.
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params);
 

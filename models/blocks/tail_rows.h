@@ -1,9 +1,10 @@
 #pragma once
 
-// The tail consists of the layers after the last one that writes K and V, index rows or a state.
+// The tail consists of the layers after the last one that writes to the cache (K and V, rows of a
+// sparse index, or a recurrent state).
 // These layers read the K and V of earlier layers, or have no attention. Their results are needed
 // only for tokens whose output is wanted, so they compute only these tokens, the last ones of each
-// row. The CPU moves the values of these tokens to the front of the step's arrays and back
+// sequence. The CPU moves the values of these tokens to the front of the step's arrays and back
 // (TailRows). On a GPU the runner uploads arrays that describe these tokens (TailArrays), and their
 // values stay at the front.
 
@@ -18,8 +19,7 @@
 
 namespace quire::models {
 
-// Returns the index of the first layer of the tail: the last layers that store neither K and V (or
-// index rows) nor a state. Returns the number of layers if there is no tail.
+// Returns the index of the first layer of the tail, or the number of layers if there is no tail.
 std::size_t FirstTailLayer(const ModelSpec& spec);
 
 // The tokens of the tail on a GPU. All arrays are in device memory.
@@ -29,7 +29,7 @@ struct TailArrays {
   std::int32_t* token_rows = nullptr;       // [num_tokens] batch row
   std::uint32_t* row_offsets = nullptr;     // [batch_size + 1] first index in `tokens` of each row
   std::uint32_t* cache_lengths = nullptr;   // [batch_size] position of the first token of each row
-  std::uint32_t* prefill_tokens = nullptr;  // [batch_size] prompt tokens of each row in `tokens`
+  std::uint32_t* prefill_tokens = nullptr;  // [batch_size] number of prompt tokens in `tokens`
   std::uint32_t num_tokens = 0;
 };
 
@@ -45,8 +45,8 @@ absl::Status MoveTail(const ModelSpec& spec, const TailArrays& tail, const StepC
 class TailRows {
  public:
   // Keeps the last wanted_tokens[b] tokens of each row b. Changes `context` and, in its buffers, x,
-  // layer_inputs, row_offsets and the angles. Sets tail_lengths to the position of the first kept
-  // token of each row. REQUIRES: wanted_tokens[b] is at most the number of tokens of row b;
+  // layer_inputs, row_offsets and the angles. Sets tail_lengths[b], in the same buffers, to the
+  // position of the first kept token of row b. REQUIRES: wanted_tokens[b] is at most the number of tokens of row b;
   // cache_lengths[b] is the number of cached tokens of row b.
   TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted_tokens,
            const std::uint32_t* cache_lengths, StepContext* context);

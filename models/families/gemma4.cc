@@ -1,10 +1,11 @@
 // Gemma 4: the text model, alone or inside a model with vision and audio towers.
 //
-// Sandwich norms multiply by the weight. Heads of q and k are normalized with weights, those of v
+// Norms multiply by the weight, not by 1 + weight as in Gemma 3. Heads of q and k are normalized with weights, those of v
 // without, and scores are not scaled. Windowed layers and full layers differ in head size, KV heads
 // and rope table. The table of full layers rotates a part of the pairs. In full layers v may be the
 // projected k. The last layers may read K and V of earlier ones. A stored factor multiplies the
-// output of a layer. E models have inputs per layer, MoE models a dense MLP beside the experts.
+// output of a layer. E models (E2B, E4B) add an embedding of the token to every layer. MoE models have a dense MLP
+// beside the experts.
 // Source: modeling_gemma4.py of Hugging Face transformers.
 
 #include <cmath>
@@ -134,22 +135,22 @@ bool IsFull(const ModelConfig& config, std::size_t layer) {
 }
 
 void SetHeads(const ModelConfig& config, std::size_t index, AttentionSpec* heads) {
-  const PerLayerConfig& own = config.per_layer;
+  const PerLayerConfig& per_layer = config.per_layer;
   heads->scale = 1;
   heads->qk_norm = RmsNormSpec(config);
   heads->v_norm = RmsNormSpec(config);
   heads->v_norm.has_weight = false;
   if (!IsFull(config, index)) return;
-  heads->num_kv_heads = own.num_global_key_value_heads;
-  heads->head_size = heads->v_head_size = heads->rotary_size = own.global_head_dim;
-  heads->v_from_k = own.attention_k_eq_v;
+  heads->num_kv_heads = per_layer.num_global_key_value_heads;
+  heads->head_size = heads->v_head_size = heads->rotary_size = per_layer.global_head_dim;
+  heads->v_from_k = per_layer.attention_k_eq_v;
 }
 
 // Makes each of the last num_kv_shared_layers layers read the K and V of an earlier layer: the last
 // layer of the same kind (windowed or full) that stores its own K and V.
 absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
-  const PerLayerConfig& own = config.per_layer;
-  const std::size_t first = spec->layers.size() - own.num_kv_shared_layers;
+  const PerLayerConfig& per_layer = config.per_layer;
+  const std::size_t first = spec->layers.size() - per_layer.num_kv_shared_layers;
   for (std::size_t i = first; i < spec->layers.size(); ++i) {
     LayerSpec& layer = spec->layers[i];
     for (std::size_t source = first; source-- > 0 && layer.kv_from_layer < 0;) {
@@ -159,8 +160,8 @@ absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
     }
     if (layer.kv_from_layer < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "num_kv_shared_layers is ", own.num_kv_shared_layers, ", but no layer before ", first,
-          " has the attention type of layer ", i, "; set a lower number"));
+          "num_kv_shared_layers is ", per_layer.num_kv_shared_layers, ", but no layer before ",
+          first, " has the attention type of layer ", i, "; set a lower number"));
     }
     if (own.use_double_wide_mlp) layer.dense.intermediate *= 2;
   }

@@ -11,8 +11,8 @@
 namespace quire::models {
 
 // The families, in the order of the documentation. Each is defined in a .cc file of this folder.
-// Vision families are the text models inside models with vision or audio towers. The towers are
-// ignored, so image and audio input is not supported.
+// A family with Vision in its name is the text part of models with vision or audio towers. The
+// towers are ignored, so image and audio input is not supported.
 const Family& LlamaFamily();
 const Family& MistralFamily();
 const Family& Qwen2Family();
@@ -63,9 +63,9 @@ struct GgufTraits {
 // Returns null if no family has the architecture.
 const Family* FindFamilyByGgufArchitecture(absl::string_view architecture,
                                            const GgufTraits& traits);
-// Returns the family with this ModelConfig::family. REQUIRES: the family exists.
+// Returns the family that ModelConfig::family names. REQUIRES: the family exists.
 const Family& FamilyNamed(absl::string_view name);
-// Returns the tensor names of the files that the configuration was read from.
+// Returns the tensor names in the model's weight files: those of Hugging Face or of GGUF.
 const TensorNames& TensorNamesOf(const ModelConfig& config);
 // Lists for messages: "LlamaForCausalLM, ...".
 std::string SupportedArchitectures();

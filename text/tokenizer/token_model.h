@@ -23,7 +23,7 @@
 
 namespace quire::text {
 
-// SentencePieceScratch includes the scratch of the other two types.
+// SentencePieceScratch includes the scratch of Bpe and Unigram.
 using ModelScratch = SentencePieceScratch;
 
 class TokenModel {
@@ -32,7 +32,7 @@ class TokenModel {
   TokenModel(Unigram model) : model_(std::move(model)) {}             // NOLINT(runtime/explicit)
   TokenModel(SentencePieceModel model) : model_(std::move(model)) {}  // NOLINT(runtime/explicit)
 
-  // `config` is the value of "model" of a tokenizer.json. Returns UNIMPLEMENTED for other types.
+  // `config` is the value of "model" of a tokenizer.json. Returns UNIMPLEMENTED for an unknown "type".
   static absl::StatusOr<TokenModel> FromJson(const formats::JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.

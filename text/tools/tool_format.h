@@ -35,8 +35,8 @@ enum class CallShape : std::uint8_t {
   kHarmony,        // messages with headers that name a channel and a recipient
 };
 
-// The text of forced calls, as the chat templates of the models write it: begin, calls with
-// separators between them, end. A call is call_begin, name, arguments_begin, arguments, call_end.
+// How to write tool calls that the request forces, in the layout of the models' chat templates:
+// `begin`, calls with `separator` between them, `end`. A call is call_begin, name, arguments_begin, arguments, call_end.
 // Arguments are JSON by default, and Python's name=value for kPythonAtStart.
 struct CallWriting {
   absl::string_view begin = {}, separator = {}, end = {};
@@ -45,12 +45,12 @@ struct CallWriting {
   absl::string_view index_begin = {};  // followed by a number, between name and arguments_begin
   bool is_single = false;              // a call ends the output
   // For formats whose arguments are not JSON: each argument is key_begin, key, value_begin, value,
-  // value_end and a newline. A string is written as it is; another value is JSON followed by
+  // value_end and a newline. A string is written as it is. Any other value is JSON followed by
   // value_space. Values must not contain forbidden_in_value, because this text would end the value.
   absl::string_view key_begin = {}, value_begin = {}, value_space = {}, value_end = {};
   absl::string_view forbidden_in_value = {};
-  // For formats without reasoning_begin in ToolFormat: the markers of reasoning, and other texts
-  // that would end the reasoning.
+  // Used if ToolFormat::reasoning_begin is empty: the markers around reasoning, and texts that must
+  // not occur in reasoning because they would end it.
   absl::string_view reasoning_begin = {}, reasoning_end = {};
   std::array<absl::string_view, 3> forbidden_in_reasoning = {};
 };

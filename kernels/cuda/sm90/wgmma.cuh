@@ -59,8 +59,8 @@ __device__ __forceinline__ void WgmmaPin(std::uint32_t (&registers)[kN]) {
   for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Pins a descriptor, so that the compiler computes later descriptors after this statement.
-// Otherwise it would keep the descriptors of a whole loop in registers.
+// Pins a descriptor, so that the compiler does not compute descriptors derived from it before this
+// statement. Otherwise it would keep the descriptors of a whole loop in registers.
 __device__ __forceinline__ void WgmmaPin(std::uint64_t& descriptor) {
   asm volatile("" : "+l"(descriptor)::"memory");
 }
