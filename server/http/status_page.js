@@ -275,6 +275,7 @@ function drawPool() {
       y -= part;
     }
   }
+  canvas.columns = columns;
   if (selected) markSelection(context, height);
   $('pool-first').textContent = `page ${count(begin + 1)}`;
   $('pool-last').textContent = count(end);
