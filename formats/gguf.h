@@ -59,10 +59,10 @@ struct GgufTensor {
 class GgufFile {
  public:
   // `label` starts every message. Returns INVALID_ARGUMENT for a malformed file. The message names
-  // the field: "magic", "kv_count", a key or a tensor's name. An item without a readable name is given by its index
-  // from 0, such as "kv 6" or "tensor 2". Rejects versions other than 2 and 3, big-endian files,
-  // unknown value types, nested arrays and bools other than 0 and 1. Also rejects keys that are
-  // empty, duplicate or not UTF-8.
+  // the field: "magic", "kv_count", a key or a tensor's name. An item without a readable name is
+  // given by its index from 0, such as "kv 6" or "tensor 2". Rejects versions other than 2 and 3,
+  // big-endian files, unknown value types, nested arrays and bools other than 0 and 1. Also rejects
+  // keys that are empty, duplicate or not UTF-8.
   static absl::StatusOr<GgufFile> Parse(std::span<const std::byte> file, absl::string_view label);
 
   const std::string& label() const { return label_; }
@@ -79,8 +79,8 @@ class GgufFile {
   bool Has(absl::string_view key) const { return values_.contains(key); }
 
   // For a wrong type, a value out of range or invalid UTF-8, the functions below return
-  // INVALID_ARGUMENT, and the message names the key. For an absent key, Optional functions return nullopt, and the others
-  // return an error.
+  // INVALID_ARGUMENT, and the message names the key. For an absent key, Optional functions return
+  // nullopt, and the others return an error.
 
   absl::StatusOr<std::optional<absl::string_view>> OptionalString(absl::string_view key) const;
   absl::StatusOr<absl::string_view> String(absl::string_view key) const;

@@ -1,8 +1,8 @@
 #pragma once
 
 // Writes the grammar of free text that ends at the first occurrence of one of several strings.
-// Each string has an expression, its continuation, that must follow it. The rules of the grammar are the states of an
-// Aho-Corasick automaton.
+// Each string has an expression, its continuation, that must follow it. The rules of the grammar
+// are the states of an Aho-Corasick automaton.
 //
 // Place:      above grammar_text.
 // Invariants: none of the strings, which may overlap, occurs in the free text before its end. The

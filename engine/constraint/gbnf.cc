@@ -57,8 +57,7 @@ class GbnfParser {
     GrammarText::Rule id = 0;
     bool defined = false;
     std::size_t seen_at = 0;
-    std::vector<std::set<std::string>>
-        alternatives;  // for each alternative, the rules that it needs
+    std::vector<std::set<std::string>> alternatives;  // the rules that each alternative needs
   };
 
   bool AtEnd() const { return at_ >= text_.size(); }

@@ -508,8 +508,8 @@ class Writer {
     for (const auto& property : object.properties) tree.Add(property.name);
     int depth = 1;
     while (depth < kMaxNameDepth && tree.CountTo(depth + 1) <= kMaxNameStates) ++depth;
-    // The grammar allows one spelling of each character, so no other spelling of a declared name can
-    // pass as an undeclared name.
+    // The grammar allows one spelling of each character, so no other spelling of a declared name
+    // can pass as an undeclared name.
     const GrammarText::Rule rest = grammar_.Reserve();
     const Expression again = GrammarText::Reference(rest);
     const Expression any = grammar_.Character(CodePoints::All(), quotes.spelling);

@@ -188,7 +188,7 @@ class TokenStream {
   std::deque<OutputEvent> events_ ABSL_GUARDED_BY(mutex_);
   std::atomic<std::int32_t> unread_tokens_{0};  // changed under mutex_
   std::atomic<std::uint64_t> num_taken_{0};     // changed under mutex_
-  // True if Take has returned nothing since the last event was written, or none was written yet.
+  // True if Take has returned nothing since the last event was written, or if no event was written.
   bool reader_waits_ ABSL_GUARDED_BY(mutex_) = true;
   bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_read_ ABSL_GUARDED_BY(mutex_) = false;

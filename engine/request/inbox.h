@@ -6,8 +6,9 @@
 //             to the engine thread.
 // Invariants: the number of queued signals is bounded, because Accept limits the live requests. A
 //             live request posts one kArrived, one kPrepared and at most one kCancel. Each of its
-//             choices posts at most one kStopMatched. Every control call waits for its answer. Signals posted
-//             before Close are drained, and later ones are rejected, so none is lost silently.
+//             choices posts at most one kStopMatched. Every control call waits for its answer.
+//             Signals posted before Close are drained, and later ones are rejected, so none is lost
+//             silently.
 // Threads:    Post, Wake and Close from any thread; Drain and Wait from the engine thread.
 // Lifetime:   shared, because a reader may outlive the engine.
 

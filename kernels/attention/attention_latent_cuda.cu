@@ -53,8 +53,8 @@ struct Shared {
 // Compute capability 8.6 and 8.9 allow 99 KB per block. No supported GPU has a lower limit.
 static_assert(sizeof(Shared) <= 99 * 1024);
 
-// A tile has one row per token. Returns the byte offset of a row's 16-byte piece. The pieces with the
-// same index in eight consecutive rows are in different banks.
+// A tile has one row per token. Returns the byte offset of a row's 16-byte piece. The pieces with
+// the same index in eight consecutive rows are in different banks.
 __device__ __forceinline__ std::uint32_t At(std::uint32_t row, std::uint32_t piece) {
   return row * kRowBytes + ((piece ^ (row & 7)) << 4);
 }

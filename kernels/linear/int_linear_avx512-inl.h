@@ -5,7 +5,7 @@
 //   Weights Widen(__m512i u);                              64 unsigned bytes, prepared for Dot
 //   Inputs Spread(const std::int8_t* a);                   4 signed bytes, in every lane
 //   void Dot(__m512i& acc, Weights w, Inputs a);           acc += sum of 4 products, per lane
-//   kTilePanels                                            panels per tile, if there are more than kFewRows rows
+//   kTilePanels                                            panels per tile, if rows > kFewRows
 //   ForInt4                                                the Isa for 4-bit weights
 //
 // With few rows, panels are multiplied one after the other, with all rows in one tile, so that each

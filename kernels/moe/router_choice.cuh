@@ -22,7 +22,8 @@ constexpr std::uint32_t WarpFloats(std::uint32_t num_experts, std::uint32_t grou
   return 2 * num_experts + groups;
 }
 
-// Entries that can no longer be selected have the smallest key, and NaN the next. REQUIRES: index < 2^32 - 1.
+// Entries that can no longer be selected have the smallest key, and NaN the next.
+// REQUIRES: index < 2^32 - 1.
 inline constexpr std::uint64_t kClosedKey = 0;
 __device__ __forceinline__ std::uint64_t KeyOf(float score, std::uint32_t index) {
   const std::uint32_t bits = cuda::FloatBits(cuda::Add(score, 0.0f));  // -0 is treated as 0

@@ -61,9 +61,9 @@ struct SparseAttentionParams {
 };
 
 // Computes PagedAttention of each row over its selected keys only, in the order of `selected`. On
-// the CPU the tiles have 64 keys, as in PagedAttention. A row that selects all of its keys therefore
-// gets a bit-identical result. A GPU runs the portable MLA kernel, or the scalar kernel for pages that the MLA
-// kernel does not support. Returns the errors of PagedAttention.
+// the CPU the tiles have 64 keys, as in PagedAttention. A row that selects all of its keys
+// therefore gets a bit-identical result. A GPU runs the portable MLA kernel, or the scalar kernel
+// for pages that the MLA kernel does not support. Returns the errors of PagedAttention.
 absl::Status SparseAttention(const Backend& backend, const SparseAttentionParams& params);
 
 namespace internal {

@@ -1,12 +1,11 @@
 #pragma once
 
 // The tail consists of the layers after the last one that writes to the cache (K and V, rows of a
-// sparse index, or a recurrent state).
-// These layers read the K and V of earlier layers, or have no attention. Their results are needed
-// only for tokens whose output is wanted, so they compute only these tokens, the last ones of each
-// sequence. The CPU moves the values of these tokens to the front of the step's arrays and back
-// (TailRows). On a GPU the runner uploads arrays that describe these tokens (TailArrays), and their
-// values stay at the front.
+// sparse index, or a recurrent state). These layers read the K and V of earlier layers, or have no
+// attention. Their results are needed only for tokens whose output is wanted, so they compute only
+// these tokens, the last ones of each row of the step. The CPU moves the values of these tokens to
+// the front of the step's arrays and back (TailRows). On a GPU the runner uploads arrays that
+// describe these tokens (TailArrays), and their values stay at the front.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,8 +45,8 @@ class TailRows {
  public:
   // Keeps the last wanted_tokens[b] tokens of each row b. Changes `context` and, in its buffers, x,
   // layer_inputs, row_offsets and the angles. Sets tail_lengths[b], in the same buffers, to the
-  // position of the first kept token of row b. REQUIRES: wanted_tokens[b] is at most the number of tokens of row b;
-  // cache_lengths[b] is the number of cached tokens of row b.
+  // position of the first kept token of row b. REQUIRES: wanted_tokens[b] is at most the number of
+  // tokens of row b; cache_lengths[b] is the number of cached tokens of row b.
   TailRows(const ModelSpec& spec, std::span<const std::uint32_t> wanted_tokens,
            const std::uint32_t* cache_lengths, StepContext* context);
 

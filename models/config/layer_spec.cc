@@ -430,8 +430,8 @@ std::string UnsupportedEnds(const ModelSpec& spec, DeviceKind device) {
   return unsupported.empty() ? UnsupportedNorm("final", spec.final_norm) : unsupported;
 }
 
-// Returns the end of the message about an unsupported knob. It names the GPU, because the CPU
-// supports more knobs.
+// Returns the end of the message about an unsupported knob. On a GPU the message names the GPU,
+// because the CPU supports more knobs.
 absl::string_view UnsupportedSuffix(DeviceKind device) {
   return device == DeviceKind::kCpu ? "by this version" : "on a GPU by this version";
 }

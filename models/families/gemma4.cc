@@ -1,11 +1,11 @@
 // Gemma 4: the text model, alone or inside a model with vision and audio towers.
 //
-// Norms multiply by the weight, not by 1 + weight as in Gemma 3. Heads of q and k are normalized with weights, those of v
-// without, and scores are not scaled. Windowed layers and full layers differ in head size, KV heads
-// and rope table. The table of full layers rotates a part of the pairs. In full layers v may be the
-// projected k. The last layers may read K and V of earlier ones. A stored factor multiplies the
-// output of a layer. E models (E2B, E4B) add an embedding of the token to every layer. MoE models have a dense MLP
-// beside the experts.
+// Norms multiply by the weight, not by 1 + weight as in Gemma 3. Heads of q and k are normalized
+// with weights, those of v without, and scores are not scaled. Windowed layers and full layers
+// differ in head size, KV heads and rope table. The table of full layers rotates a part of the
+// pairs. In full layers v may be the projected k. The last layers may read K and V of earlier ones.
+// A stored factor multiplies the output of a layer. E models (E2B, E4B) have inputs per layer
+// (PerLayerInputSpec). MoE models have a dense MLP beside the experts.
 // Source: modeling_gemma4.py of Hugging Face transformers.
 
 #include <cmath>
@@ -163,7 +163,7 @@ absl::Status ShareKeys(const ModelConfig& config, ModelSpec* spec) {
           "num_kv_shared_layers is ", per_layer.num_kv_shared_layers, ", but no layer before ",
           first, " has the attention type of layer ", i, "; set a lower number"));
     }
-    if (own.use_double_wide_mlp) layer.dense.intermediate *= 2;
+    if (per_layer.use_double_wide_mlp) layer.dense.intermediate *= 2;
   }
   return absl::OkStatus();
 }

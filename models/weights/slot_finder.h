@@ -42,8 +42,8 @@ class SlotFinder {
   explicit SlotFinder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   // Returns INVALID_ARGUMENT if the tensor is missing or its shape differs from `extents`. The
-  // message has both shapes and the keys of config.json that determine the expected one. Returns UNIMPLEMENTED for an unsupported
-  // dtype.
+  // message has both shapes and the keys of config.json that determine the expected one. Returns
+  // UNIMPLEMENTED for an unsupported dtype.
   absl::StatusOr<const formats::StoredTensor*> Find(const std::string& name,
                                                     std::initializer_list<Extent> extents) {
     return Find(name, {extents.begin(), extents.size()}, /*keeps_unit_dimensions=*/true);
@@ -84,9 +84,9 @@ class FormChooser {
   // tensor's number of inputs.
   absl::StatusOr<MatrixForm> FormOf(const formats::StoredTensor& tensor, MatrixRole role) const;
 
-  // Returns the matrices that are made of the tensors. Adjacent tensors with the same form and act-order
-  // permutation are fused into one matrix. Adjacent unquantized tensors of different dtypes are
-  // fused as f32.
+  // Returns the matrices that are made of the tensors. Adjacent tensors with the same form and
+  // act-order permutation are fused into one matrix. Adjacent unquantized tensors of different
+  // dtypes are fused as f32.
   absl::StatusOr<std::vector<MatrixSlot>> Matrices(
       const std::vector<const formats::StoredTensor*>& parts, MatrixRole role) const;
 

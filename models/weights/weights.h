@@ -31,8 +31,8 @@ struct MatrixSlot {
   MatrixForm form;
 };
 
-// Tensors that share their input and are multiplied together, such as q, k and v. Each run of parts
-// with the same form is one matrix. GGUF files with mixed types have several.
+// Tensors that share their input and are multiplied together, such as q, k and v. They are one
+// matrix, unless their forms differ, as in GGUF files with mixed types (FormChooser::Matrices).
 struct LinearSlot {
   std::vector<MatrixSlot> matrices;
   std::vector<const formats::StoredTensor*> biases;  // [rows] each; empty: no bias

@@ -1,5 +1,6 @@
 #include "server/api/serving_state.h"
 
+#include "absl/status/status.h"
 #include "base/error_reason.h"
 
 namespace quire::server {

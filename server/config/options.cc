@@ -29,7 +29,7 @@ std::string NameOf(Enum value) {
 }
 
 // Returns the counterpart of `value` in `table`, which lists every value except 0 (UNSPECIFIED). A
-// loaded configuration has no key with the value 0.
+// loaded configuration has no enum key with the value 0.
 template <typename To, typename From>
 To Convert(From value, std::initializer_list<std::pair<From, To>> table) {
   const auto found = std::ranges::find(table, value, &std::pair<From, To>::first);

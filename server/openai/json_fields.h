@@ -51,7 +51,7 @@ inline absl::Status CheckArray(const formats::JsonValue& value) {
   return value.is_array() ? absl::OkStatus() : BadField(value, "must be a list");
 }
 
-// Returns the error for a missing field that contains the input of the model.
+// Returns the error for a missing field that should contain the input of the model.
 inline absl::Status MissingInput(absl::string_view field) {
   return WithReason(absl::InvalidArgumentError(absl::StrCat(field, " is missing")),
                     Reason::kPromptMissing,

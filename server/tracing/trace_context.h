@@ -22,7 +22,7 @@ struct TraceContext {
 };
 
 // Returns the context of a header of version 00, or of a later version that begins with the same
-// fields. Returns nullopt for any other value, because W3C Trace Context requires to ignore it.
+// fields. Returns nullopt for any other value, which must be ignored (W3C Trace Context).
 std::optional<TraceContext> ParseTraceparent(absl::string_view header);
 
 }  // namespace quire::server

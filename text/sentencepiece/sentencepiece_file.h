@@ -35,7 +35,7 @@ struct SentencePiece {
   std::string text;
   float score = 0;
   Type type = Type::kNormal;
-  // True if text of the prompt can become this piece. Byte pieces come only from byte fallback.
+  // True if text of the prompt can match this piece. Byte pieces come only from byte fallback.
   bool matches_text() const {
     return type == Type::kNormal || type == Type::kUserDefined || type == Type::kUnused;
   }

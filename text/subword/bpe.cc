@@ -253,7 +253,7 @@ void Bpe::SplitCharacters(absl::string_view piece, BpeScratch& scratch) const {
     const std::size_t size = Utf8Length(piece[i]);
     const absl::string_view character = piece.substr(i, size);
     const std::int32_t id = CharacterId(character, i == 0, i + size == piece.size(), buffer);
-    // Byte fallback encodes the character together with its prefix and suffix, which `buffer` has.
+    // Byte fallback encodes the decorated character, which has the prefix or suffix, from `buffer`.
     const bool decorated =
         (i > 0 && !prefix_.empty()) || (i + size == piece.size() && !suffix_.empty());
     i += size;

@@ -18,7 +18,7 @@
 
 namespace quire::text {
 
-// `config` is the root of tokenizer_config.json: add_bos_token (default: true if the file has a BOS
+// `config` is the root of tokenizer_config.json: add_bos_token (default: true if `model` has a BOS
 // piece) and add_eos_token (default false). Errors start with the name of the faulty file.
 absl::StatusOr<std::unique_ptr<TokenizerParts>> BuildSentencePiece(absl::string_view model,
                                                                    const formats::JsonValue& config,

@@ -32,7 +32,8 @@ class TokenModel {
   TokenModel(Unigram model) : model_(std::move(model)) {}             // NOLINT(runtime/explicit)
   TokenModel(SentencePieceModel model) : model_(std::move(model)) {}  // NOLINT(runtime/explicit)
 
-  // `config` is the value of "model" of a tokenizer.json. Returns UNIMPLEMENTED for an unknown "type".
+  // `config` is the value of "model" of a tokenizer.json. Returns UNIMPLEMENTED for an unknown
+  // "type".
   static absl::StatusOr<TokenModel> FromJson(const formats::JsonValue& config);
 
   // Appends the tokens of `piece`. REQUIRES: valid UTF-8, below 2^31 bytes.

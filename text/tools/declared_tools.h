@@ -22,9 +22,9 @@ class DeclaredTools {
  public:
   DeclaredTools() = default;  // no tools
 
-  // `values_are_text`: the tool format writes parameter values as text, so parsers call JsonOfValue.
-  // Returns INVALID_ARGUMENT with the index of a tool that has no name, a duplicate name, or
-  // parameters that are not a JSON object.
+  // `values_are_text`: the tool format writes parameter values as text, so parsers call
+  // JsonOfValue. Returns INVALID_ARGUMENT with the index of a tool that has no name, a duplicate
+  // name, or parameters that are not a JSON object.
   static absl::StatusOr<DeclaredTools> Create(std::span<const ChatTool> tools,
                                               bool values_are_text = true);
 

@@ -171,7 +171,7 @@ constexpr ToolFormat kFormats[] = {
 // The first detection whose marks a template contains wins. A detection therefore precedes all
 // others whose marks are a subset of its marks, such as mistral-name-args before mistral-list.
 // IsMostSpecificFirst checks this. Two more positions matter. deepseek-v3 precedes deepseek-v31,
-// because templates of deepseek-v3 also contain the marks of both. `think` is last, because the
+// because templates of deepseek-v3 contain the marks of both. `think` is last, because the
 // templates of most models that reason contain its marks.
 constexpr Detection kDetections[] = {
     {"harmony", {"<|channel|>", "<|message|>"}},

@@ -36,8 +36,8 @@ enum class CallShape : std::uint8_t {
 };
 
 // How to write tool calls that the request forces, in the layout of the models' chat templates:
-// `begin`, calls with `separator` between them, `end`. A call is call_begin, name, arguments_begin, arguments, call_end.
-// Arguments are JSON by default, and Python's name=value for kPythonAtStart.
+// `begin`, calls with `separator` between them, `end`. A call is call_begin, name, arguments_begin,
+// arguments, call_end. Arguments are JSON by default, and Python's name=value for kPythonAtStart.
 struct CallWriting {
   absl::string_view begin = {}, separator = {}, end = {};
   // Empty arguments_begin: calls cannot be forced.

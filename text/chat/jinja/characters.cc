@@ -261,8 +261,8 @@ bool IsPrintable(char32_t c) {
 
 void AppendUpper(char32_t c, std::string& out) {
   if (c >= 0x1F80 && c <= 0x1FAF) {
-    // Alpha, eta and omega with a breathing and iota subscript, 16 characters each: the capital
-    // with that breathing, and a capital iota.
+    // These are alpha, eta and omega with a breathing and an iota subscript, 16 characters each.
+    // The upper case is the capital with the same breathing, and a capital iota.
     constexpr char32_t kCapitals[] = {0x1F08, 0x1F28, 0x1F68};
     constexpr char32_t kCapitalIota = 0x399;
     AppendUtf8(kCapitals[(c - 0x1F80) / 16] + c % 8, out);

@@ -77,7 +77,7 @@ Result ChangeCase(const Call& call) {
   return Value::String(change(call.text()));
 }
 
-// Implements isalpha and so on, which an empty text fails, except for isascii and isprintable.
+// Implements isalpha and similar methods. For an empty text, only isascii and isprintable are true.
 template <bool (*is)(char32_t), bool empty_passes = false>
 Result TestCharacters(const Call& call) {
   QUIRE_RETURN_IF_ERROR(call.Bind({}).status());

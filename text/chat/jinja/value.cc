@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -81,6 +82,8 @@ absl::Status AppendSequence(const Sequence& sequence, int depth, ReprOutput& out
       "[", "(", "", "", "dict_keys([", "dict_values([", "dict_items(["};
   constexpr absl::string_view kClosing[] = {"]", ")", "", "", "])", "])", "])"};
   const auto index = static_cast<std::size_t>(sequence.kind);
+  static_assert(std::size(kOpening) == static_cast<std::size_t>(SequenceKind::kItems) + 1);
+  static_assert(std::size(kClosing) == std::size(kOpening));
   absl::StrAppend(&out.text, kOpening[index]);
   for (std::size_t i = 0; i < sequence.items.size(); ++i) {
     if (i > 0) out.text += ", ";
@@ -381,6 +384,8 @@ absl::string_view TypeName(const Value& value) {
                                           "str",       "",         "dict", "object"};
   constexpr absl::string_view kSequenceTypes[] = {
       "list", "tuple", "range", "generator", "dict_keys", "dict_values", "dict_items"};
+  static_assert(std::size(kTypes) == static_cast<std::size_t>(Kind::kObject) + 1);
+  static_assert(std::size(kSequenceTypes) == static_cast<std::size_t>(SequenceKind::kItems) + 1);
   if (!value.is_sequence()) return kTypes[static_cast<std::size_t>(value.kind())];
   return kSequenceTypes[static_cast<std::size_t>(value.as_sequence()->kind)];
 }
