@@ -1,6 +1,5 @@
 #include "base/device.h"
 
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"

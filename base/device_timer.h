@@ -1,7 +1,7 @@
 #pragma once
 
-// Measures GPU work with CUDA events, which exclude launch overhead and waiting on the host. Only
-// builds with CUDA contain this file.
+// Measures GPU work with CUDA events, which exclude launch overhead and waiting on the host.
+// Builds without CUDA have no implementation.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -89,7 +89,7 @@ function(quire_component)
   endif()
   add_library(quire::${LIB_NAME} ALIAS ${target})
   if(QUIRE_TESTS AND LIB_HDRS)
-    set(alone ${LIB_SRCS})  # each source includes its own header first (style_check), so these need no check
+    set(alone ${LIB_SRCS})  # these headers are included first by their sources (style_check), so they need no check
     list(TRANSFORM alone REPLACE "\\.cc$" ".h")
     list(REMOVE_ITEM LIB_HDRS ${alone})
     _quire_header_check(${LIB_NAME} "${LIB_HDRS}" "${LIB_DEPS}" "${libraries}")

@@ -26,8 +26,8 @@ class StepRunner {
   // Computes the late samples (StepSample::is_late) of the step that was launched last. Between Run
   // and this call the device computes the rest of the step, while the engine computes masks from
   // the tokens of the previous step. If this function fails, Collect returns the error. REQUIRES:
-  // the step has late samples, and no earlier step is in flight. The row.history of a late sample,
-  // if any, includes the token before the sample. SampleLate is called once, before the next Run or
+  // the step has late samples; no earlier step is in flight; the row.history of a late sample, if
+  // any, includes the token before the sample; SampleLate is called once, before the next Run or
   // Collect.
   virtual void SampleLate(const StepBatch& batch) = 0;
 

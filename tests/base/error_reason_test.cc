@@ -7,6 +7,14 @@
 namespace quire {
 namespace {
 
+// tools/quire/client.cc prints codes of gRPC in this way.
+TEST(ErrorReasonTest, CodesThatGrpcDoesNotDefineAreUnknown) {
+  for (const int code : {-1, 17, 99}) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), "");
+    EXPECT_EQ(absl::StatusCodeToString(status.code()), "UNKNOWN") << code;
+  }
+}
+
 TEST(ErrorReasonTest, RoundTrips) {
   const std::string odd("a\nb\0\\ \"\xff=", 9);
   const absl::Status status =

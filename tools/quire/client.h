@@ -75,7 +75,7 @@ CLI::Option* AddFileOption(CLI::App* app, const std::string& name, const std::st
 // calls report why.
 std::shared_ptr<grpc::Channel> Connect(const CommonOptions& options, const std::string& address);
 
-// Sets the gRPC deadline according to --timeout.
+// Sets the gRPC deadline to --timeout from now.
 void ApplyDeadline(const CommonOptions& options, grpc::ClientContext* context);
 
 // Prints `CODE/REASON: message` to standard error and returns the exit code. If there is no
