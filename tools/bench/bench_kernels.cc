@@ -122,8 +122,8 @@ void TimeLinear(benchmark::State& state, const Backend& backend,
   }
 }
 
-// Returns the number of matrices of `bytes` bytes that together are larger than any cache, or 1 for a
-// matrix of less than 4 MiB, which stays in the caches.
+// Returns the number of matrices of `bytes` bytes that together are larger than any cache, or 1 for
+// a matrix of less than 4 MiB, which stays in the caches.
 std::size_t NumMatrices(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes < (4 << 20) ? 1 : (192 << 20) / bytes + 1);
 }
