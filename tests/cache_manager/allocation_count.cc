@@ -24,6 +24,10 @@ void* operator new(std::size_t size) {
   if (memory == nullptr) std::abort();
   return memory;
 }
+// std::stable_sort allocates with this form.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return operator new(size);
+}
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
