@@ -3,17 +3,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace quire::kernels {
-namespace internal {
-
-void SumRowsCpu(const SumRowsParams& params, std::int64_t begin, std::int64_t end) {
-  const float* x = params.x.f32();
-  for (std::int64_t i = begin; i < end && params.begins; ++i) params.sum[i] = 0;
-  for (std::uint32_t row = 0; row < params.num_rows; ++row, x += params.columns) {
-    for (std::int64_t i = begin; i < end; ++i) params.sum[i] += x[i];
-  }
-}
-
-}  // namespace internal
 
 absl::Status SumRows(const Backend& backend, const SumRowsParams& params) {
   const bool is_bf16 = params.x.dtype() == DType::kBF16 && backend.cuda() != nullptr;
