@@ -52,7 +52,7 @@ Coverage RunAll(int operations, std::size_t max_in_flight, Change change,
 
 TEST(CacheGroupsRandomTest, FollowTheModel) {
   const Coverage seen = RunAll(5000, 1, [](CacheManagerOptions&) {});
-  EXPECT_GT(seen.exhausted, 100u);
+  EXPECT_GT(seen.exhausted, 10u);
   EXPECT_GT(seen.outdated, 10u);
   EXPECT_GT(seen.shared_pages, 1000u);
   EXPECT_GT(seen.short_matches, 100u);
@@ -94,7 +94,7 @@ TEST(CacheGroupsRandomTest, TinyPoolsRunOutOfNodes) {
   const Coverage seen = RunAll(3000, 1, make_tiny, /*slots_per_page=*/2);
   EXPECT_GT(seen.exhausted, 1000u);
   EXPECT_GT(seen.released, 500u);
-  EXPECT_GT(seen.full_trees, 100u);
+  EXPECT_GT(seen.full_trees, 10u);
 }
 
 TEST(CacheGroupsRandomTest, WithoutPrefixCaching) {
