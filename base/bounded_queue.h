@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -53,15 +55,22 @@ class BoundedQueue {
   }
 
   // If the queue is full or closed, returns false and leaves `value` unchanged.
-  bool TryPush(T&& value) {
+  bool TryPush(T&& value) { return PushSome({&value, 1}) == 1; }
+
+  // Pushes the first values of `values`, as many as fit, and returns their number. Pushes none if
+  // the queue is closed. Leaves the other values unchanged.
+  std::size_t PushSome(std::span<T> values) {
+    std::size_t count = 0;
     {
       MutexLock lock(&mutex_);
-      if (closed_ || size_ == slots_.size()) return false;
-      slots_[(head_ + size_) % slots_.size()].emplace(std::move(value));
-      ++size_;
+      if (closed_) return 0;
+      for (; count < values.size() && size_ < slots_.size(); ++count, ++size_) {
+        slots_[(head_ + size_) % slots_.size()].emplace(std::move(values[count]));
+      }
     }
-    not_empty_.NotifyOne();
-    return true;
+    if (count == 1) not_empty_.NotifyOne();
+    if (count > 1) not_empty_.NotifyAll();
+    return count;
   }
 
   // Waits for a value. Returns nullopt when `deadline` passes, or when the queue is closed and
@@ -78,8 +87,11 @@ class BoundedQueue {
                      absl::Time deadline = absl::InfiniteFuture()) {
     MutexLock lock(&mutex_);
     if (!WaitNotEmpty(deadline)) return 0;
-    std::size_t count = 0;
-    for (; count < max && size_ > 0; ++count) out->push_back(TakeFront());
+    const std::size_t count = std::min(max, size_);
+    for (std::size_t i = 0; i < count; ++i) {
+      out->push_back(std::move(*slots_[head_]));
+      DropFront();
+    }
     return count;
   }
 
@@ -102,12 +114,15 @@ class BoundedQueue {
   }
 
   T TakeFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    std::optional<T>& slot = slots_[head_];
-    T value = std::move(*slot);
-    slot.reset();
+    T value = std::move(*slots_[head_]);
+    DropFront();
+    return value;
+  }
+
+  void DropFront() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    slots_[head_].reset();
     head_ = (head_ + 1) % slots_.size();
     --size_;
-    return value;
   }
 
   mutable Mutex mutex_;

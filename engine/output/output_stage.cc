@@ -1,6 +1,9 @@
 #include "engine/output/output_stage.h"
 
+#include <algorithm>
 #include <deque>
+#include <iterator>
+#include <span>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -53,14 +56,17 @@ void OutputStage::Reserve(std::size_t ring_items) {
 }
 
 void OutputStage::Push(std::vector<OutputItem>* items) {
-  for (OutputItem& item : *items) {
-    Ring& ring = *rings_[item.request->output_worker];
-    if (ring.overflow.empty() && ring.queue.TryPush(std::move(item))) {
-      ++ring.pushed;
-    } else {
-      // NOLINTNEXTLINE(bugprone-use-after-move): TryPush moves the item only if it returns true.
-      ring.overflow.push_back(std::move(item));
-    }
+  // A worker is woken once for consecutive items.
+  for (std::span<OutputItem> rest(*items); !rest.empty();) {
+    const std::size_t worker = rest.front().request->output_worker;
+    const auto end = std::ranges::find_if(
+        rest, [&](const OutputItem& item) { return item.request->output_worker != worker; });
+    const auto same_worker = rest.first(static_cast<std::size_t>(end - rest.begin()));
+    Ring& ring = *rings_[worker];
+    const std::size_t pushed = ring.overflow.empty() ? ring.queue.PushSome(same_worker) : 0;
+    ring.pushed += pushed;
+    std::ranges::move(same_worker.subspan(pushed), std::back_inserter(ring.overflow));
+    rest = rest.subspan(same_worker.size());
   }
   items->clear();
   for (const auto& ring : rings_) {

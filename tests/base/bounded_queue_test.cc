@@ -1,5 +1,6 @@
 #include "base/bounded_queue.h"
 
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -53,6 +54,39 @@ TEST(BoundedQueueTest, PopAllAppendsAtMostMax) {
   EXPECT_EQ(queue.PopAll(9, &out), 2u);
   EXPECT_EQ(out, (std::vector<int>{-1, 0, 1, 2, 3, 4}));
   EXPECT_EQ(queue.PopAll(9, &out, absl::InfinitePast()), 0u);
+}
+
+TEST(BoundedQueueTest, PushSomePushesWhatFits) {
+  BoundedQueue<std::unique_ptr<int>> queue(3);
+  EXPECT_TRUE(queue.TryPush(std::make_unique<int>(0)));
+  EXPECT_TRUE(queue.TryPush(std::make_unique<int>(1)));
+  EXPECT_EQ(**queue.Pop(absl::InfinitePast()), 0);  // the next values wrap around
+  std::vector<std::unique_ptr<int>> values;
+  for (int i = 2; i < 5; ++i) values.push_back(std::make_unique<int>(i));
+  EXPECT_EQ(queue.PushSome(values), 2u);
+  EXPECT_EQ(values[0], nullptr);
+  EXPECT_EQ(values[1], nullptr);
+  ASSERT_NE(values[2], nullptr);
+  EXPECT_EQ(*values[2], 4);
+  EXPECT_EQ(queue.PushSome(values), 0u);
+  for (int i = 1; i < 4; ++i) EXPECT_EQ(**queue.Pop(absl::InfinitePast()), i);
+  EXPECT_EQ(queue.PushSome({}), 0u);
+  queue.Close();
+  EXPECT_EQ(queue.PushSome(values), 0u);
+  EXPECT_NE(values[2], nullptr);
+}
+
+TEST(BoundedQueueTest, PushSomeWakesEveryConsumer) {
+  BoundedQueue<int> queue(4);
+  std::atomic<int> sum = 0;
+  std::vector<std::thread> consumers;
+  for (int i = 0; i < 3; ++i) {
+    consumers.emplace_back([&] { sum += queue.Pop().value(); });
+  }
+  std::vector<int> values = {1, 2, 4};
+  EXPECT_EQ(queue.PushSome(values), 3u);
+  for (std::thread& consumer : consumers) consumer.join();
+  EXPECT_EQ(sum, 7);
 }
 
 TEST(BoundedQueueTest, PopTimesOutAtItsDeadline) {
