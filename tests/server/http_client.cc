@@ -73,7 +73,7 @@ bool HttpClient::ReadChunks(std::string* body) {
   }
 }
 
-HttpReply HttpClient::Read() {
+HttpReply HttpClient::Read(bool has_body) {
   HttpReply reply;
   std::size_t end;
   while ((end = input_.find("\r\n\r\n")) == input_.npos) {
@@ -88,7 +88,7 @@ HttpReply HttpClient::Read() {
   }
   std::size_t length = 0;
   const std::size_t at = reply.head.find("Content-Length: ");
-  if (at != reply.head.npos) length = std::stoul(reply.head.substr(at + 16));
+  if (has_body && at != reply.head.npos) length = std::stoul(reply.head.substr(at + 16));
   while (input_.size() < length) {
     if (!Fill()) return reply;
   }
@@ -101,7 +101,7 @@ HttpReply HttpClient::Read() {
 HttpReply HttpClient::Ask(absl::string_view method, absl::string_view path, absl::string_view body,
                           absl::string_view more_headers) {
   EXPECT_TRUE(SendRequest(method, path, body, more_headers));
-  return Read();
+  return Read(/*has_body=*/method != "HEAD");
 }
 
 std::string HttpClient::ReadAll() {
