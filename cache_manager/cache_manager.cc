@@ -207,7 +207,7 @@ CacheStats CacheManager::stats() const {
           .queried_tokens = lookups.queried_tokens,
           .evicted_pages = pool_.num_detached(),
           .collisions = lookups.collisions,
-          .tokens_lost_to_state = lookups.tokens_lost_to_state,
+          .tokens_without_state = lookups.tokens_without_state,
           .state_slots = state_pool_.usable(),
           .free_state_slots = state_pool_.num_free(),
           .live_state_slots = states_.num_live(),

@@ -77,7 +77,7 @@ struct CacheStats {
   std::uint64_t collisions = 0;
   // Number of prompt tokens in published pages that were computed again for lack of a snapshot of
   // the recurrent states. Counted by CountLookup.
-  std::uint64_t tokens_lost_to_state = 0;
+  std::uint64_t tokens_without_state = 0;
   std::uint32_t state_slots = 0;           // without the null slot; 0: the model has no states
   std::uint32_t free_state_slots = 0;      // neither written nor read, and no snapshot
   std::uint32_t live_state_slots = 0;      // written by rows

@@ -156,7 +156,7 @@ absl::Status PrefixIndex::CheckCurrent(const PrefixMatch& match) const {
 void PrefixIndex::CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
   counts_.hit_tokens += match.num_tokens;
   counts_.queried_tokens += queried_tokens;
-  counts_.tokens_lost_to_state += match.lost_tokens;
+  counts_.tokens_without_state += match.lost_tokens;
   counts_.collisions += match.collision;
 }
 

@@ -25,7 +25,7 @@ struct FlushCounts {
 struct LookupCounts {
   std::uint64_t hit_tokens = 0;
   std::uint64_t queried_tokens = 0;
-  std::uint64_t tokens_lost_to_state = 0;
+  std::uint64_t tokens_without_state = 0;
   std::uint64_t collisions = 0;  // keys that belong to another history, in lookups and in Publish
 };
 

@@ -6,7 +6,7 @@
 // Invariants: a name maps to the pre-tokenizer of the tokenizer.json from which GGUF files with
 //             this name are converted. Token ids therefore equal those of Hugging Face, even where
 //             llama.cpp uses another pattern. For example, (?i:'s) here also matches an apostrophe
-//             and U+017F.
+//             followed by U+017F.
 // Threads:    pure functions.
 // Source:     names: llama.cpp, src/llama-vocab.cpp; patterns: the models' own tokenizer.json.
 

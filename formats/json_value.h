@@ -91,7 +91,8 @@ class JsonValue {
 
 class JsonDocument {
  public:
-  // Returns INVALID_ARGUMENT with the path of the innermost open value and the byte offset.
+  // If `text` is not valid or exceeds a limit, returns INVALID_ARGUMENT with the path of the
+  // innermost open value and the byte offset.
   static absl::StatusOr<JsonDocument> Parse(absl::string_view text, const JsonLimits& limits = {});
 
   ~JsonDocument();

@@ -26,7 +26,7 @@ struct HubSettings {
   // True if requests carry the token over http to another machine.
   bool sends_unencrypted_token() const;
 
-  // Returns INVALID_ARGUMENT with the variable whose value is wrong.
+  // If the value of a variable is wrong, returns INVALID_ARGUMENT with the variable.
   static absl::StatusOr<HubSettings> Read(const Environment& environment = ProcessEnvironment);
 };
 

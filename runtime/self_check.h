@@ -87,8 +87,8 @@ struct SelfCheckWork {
   friend bool operator==(const SelfCheckWork&, const SelfCheckWork&) = default;
 };
 
-// Returns FAILED_PRECONDITION with kernel, shape, error and remedy of the first comparison that
-// failed, or OK.
+// If a comparison failed, returns FAILED_PRECONDITION with kernel, shape, error and remedy of the
+// first one.
 absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
                        const kernels::Backend& backend);
 

@@ -243,7 +243,7 @@ absl::StatusOr<TmaPlan> PlanScaleTmaTile(const TmaSource& source, const ScaleTma
 
 // Returns FAILED_PRECONDITION with both capabilities if `device` cannot execute the plan's copies.
 absl::Status CheckTmaDevice(const Device& device, const TmaPlan& plan);
-// Returns INVALID_ARGUMENT that names the rule of the encoder that the plan violates.
+// If the plan violates a rule of the encoder, returns INVALID_ARGUMENT with the rule.
 absl::Status CheckTmaPlan(const TmaPlan& plan);
 
 }  // namespace quire::kernels::cuda

@@ -158,8 +158,8 @@ class CompiledConstraint {
   const std::vector<std::string> unenforced_;
 };
 
-// Returns INVALID_ARGUMENT / BAD_CONSTRAINT with metadata `stage`. Long messages are truncated,
-// because they may quote client input.
+// Returns an INVALID_ARGUMENT / BAD_CONSTRAINT error with metadata `stage`. Long messages are
+// truncated, because they may quote client input.
 absl::Status BadConstraint(absl::string_view stage, absl::string_view message);
 
 // Returns the whole characters in the first `max_bytes` of the text, followed by "..." if the text

@@ -8,7 +8,7 @@
 //   mask thread           matcher, FillMask|                | Accept, FillMask      |
 //
 // Place:      between EngineCore, which has one ChoiceMask for each such choice, and the matchers,
-//             which no other thread uses.
+//             which only the mask threads use.
 // Invariants: a choice is in the queue or in use by one mask thread if and only if it is not ready.
 //             A mask depends only on the constraint, the end tokens and the tokens passed to
 //             Advance, never on timing. Choices are scheduled by fair queueing. Each choice is
@@ -52,7 +52,7 @@ class ChoiceMask {
   // Empty if the choice has neither a constraint nor banned text.
   const std::vector<std::uint32_t>& words() const { return words_; }
   // Returns whether the request has repetition penalties.
-  bool has_bias() const { return rules_.repeat_penalty != nullptr; }
+  bool has_repeat_penalty() const { return rules_.repeat_penalty != nullptr; }
   // Returns the repetition penalties of the next token and the biases of the request, ordered by
   // token id. If an id has a penalty and a bias, the penalty comes first. Empty without repetition
   // penalties.

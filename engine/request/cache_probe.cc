@@ -30,7 +30,7 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
                                         "Cached pages that were evicted, flushed or invalidated.",
                                         With(model, "cause", kCauses[i]));
   }
-  lost_to_state_ = registry_->AddCounter(
+  tokens_without_state_ = registry_->AddCounter(
       "quire_prefix_cache_lost_to_state_tokens_total",
       "Prompt tokens found in the prefix cache but computed again for lack of a recurrent state.",
       model);
@@ -68,8 +68,9 @@ void CacheProbe::Update(const cache::CacheStats& stats, EvictionCause eviction_c
   slots_live_.Set(stats.live_state_slots);
   slots_snapshot_.Set(stats.snapshot_state_slots);
   slots_free_.Set(stats.free_state_slots);
-  lost_to_state_.Increment(static_cast<double>(stats.tokens_lost_to_state - tokens_lost_to_state_));
-  tokens_lost_to_state_ = stats.tokens_lost_to_state;
+  tokens_without_state_.Increment(
+      static_cast<double>(stats.tokens_without_state - counted_without_state_));
+  counted_without_state_ = stats.tokens_without_state;
 }
 
 }  // namespace quire::engine

@@ -3,7 +3,7 @@
 // The metric families of the prefix cache and of its pages.
 //
 // Place:      part of EngineProbe.
-// Invariants: the pages of all states add up to the number of pages. The counter of cached prompt
+// Invariants: the used, cached and free pages add up to all pages. The counter of cached prompt
 //             tokens grows together with the counter of hits.
 // Threads:    one thread; lock-free. Scrapes may read the metrics at the same time.
 // Lifetime:   the registry outlives it.
@@ -35,12 +35,12 @@ class CacheProbe {
   probe::Registry* const registry_;
   probe::Counter queries_, hits_, cached_prompt_tokens_;
   probe::Gauge usage_, pages_used_, pages_cached_, pages_free_;
-  probe::Counter lost_to_state_;
+  probe::Counter tokens_without_state_;
   probe::Gauge slots_live_, slots_snapshot_, slots_free_;
   std::array<probe::Counter, 3> evicted_;
   // Values that the last Update has counted.
   std::uint64_t evicted_pages_ = 0;
-  std::uint64_t tokens_lost_to_state_ = 0;
+  std::uint64_t counted_without_state_ = 0;
 };
 
 }  // namespace quire::engine

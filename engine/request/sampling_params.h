@@ -79,8 +79,8 @@ struct ParamLimits {
   std::int32_t vocab_size = 0;
 };
 
-// Returns INVALID_ARGUMENT with reason BAD_SAMPLING_PARAM, BAD_PARAMETER, BAD_TOKEN_ID,
-// TOO_MANY_STOPS or BAD_UTF8 and the wire path of the field ("sampling.top_p").
+// If a field is invalid, returns INVALID_ARGUMENT with reason BAD_SAMPLING_PARAM, BAD_PARAMETER,
+// BAD_TOKEN_ID, TOO_MANY_STOPS or BAD_UTF8 and the wire path of the field ("sampling.top_p").
 absl::Status Validate(const SamplingParams& params, const ParamLimits& limits);
 absl::Status Validate(const StoppingParams& params, const ParamLimits& limits);
 absl::Status Validate(const OutputParams& params, const ParamLimits& limits);

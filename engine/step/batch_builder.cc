@@ -195,7 +195,7 @@ void BatchBuilder::CompleteSample(InFlightStep* flight, std::size_t index) const
   sample.sample_in_flight = -1;
   const ChoiceMask& mask = *sequence.mask;
   if (!mask.words().empty()) sample.row.allowed = mask.words().data();
-  if (mask.has_bias()) {
+  if (mask.has_repeat_penalty()) {
     sample.row.bias = mask.bias().data();
     sample.row.bias_size = static_cast<std::uint32_t>(mask.bias().size());
   }

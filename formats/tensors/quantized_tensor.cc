@@ -61,10 +61,10 @@ bool IsF16(float value) {
   return F16::FromFloat(value).ToFloat() == value;
 }
 
-// Returns whether every value of `codes` times `scale` is exact in bf16. REQUIRES: `scale` is a
-// power of two. The values have at most 4 significant bits, which fit in bf16, so only the exponent
-// range matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of bf16, and
-// the largest accepted scale, 2^125, does not overflow.
+// Returns whether `scale` is a power of two with which every value of `codes` times `scale` is
+// exact in bf16. The values have at most 4 significant bits, which fit in bf16, so only the
+// exponent range matters. For e2m1 (0.5 to 6) the smallest e8m0 scale, 2^-127, gives subnormals of
+// bf16, and the largest accepted scale, 2^125, does not overflow.
 bool FitsBF16(float scale, CodeLayout codes) {
   const bool is_e2m1 = codes == CodeLayout::kE2M1Blocks;
   const int least = is_e2m1 ? -126 : -119;  // exponents of frexp, whose significand is 0.5
@@ -210,8 +210,8 @@ absl::Status QuantizedTensor::CheckZeros() {
       const std::int32_t zero = ZeroOf(row, group);
       if (zero > top) {
         return Refuse(*parts_.zeros, "output ", row, " of group ", group, " stores ",
-                      zero - parts_.zero_offset, ", which version 1 of the format writes for a ",
-                      "zero point of 0; decoding it gives ", zero);
+                      zero - parts_.zero_offset, ", which files of GPTQ version 1 contain for a ",
+                      "zero point of 0; it would be decoded as ", zero);
       }
       if (zero != half && parts_.requires_symmetric_zeros) {
         return Refuse(*parts_.zeros, "output ", row, " of group ", group, " has zero point ", zero,

@@ -29,7 +29,7 @@ struct ModelName {
   std::string ToString() const;
 };
 
-// Returns INVALID_ARGUMENT with the part that is wrong.
+// If the name is invalid, returns INVALID_ARGUMENT with the part that is wrong.
 absl::StatusOr<ModelName> ParseModelName(absl::string_view text);
 
 // Returns the command that downloads the model: "quire pull ORG/NAME@REVISION --gguf FILE".

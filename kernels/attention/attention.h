@@ -29,7 +29,7 @@ struct AttentionParams {
   std::uint32_t num_heads;  // query heads, a multiple of the KV heads
   float scale;              // factor of q . k, usually head_size^-0.5
   // CUDA: the plan that PlanAttention made for this step. The plan's AttentionPlanLimits::window is
-  // 0, or at least this layer's `window` or `chunk`. Null on the CPU.
+  // either 0 or not less than this layer's `window` or `chunk`. Null on the CPU.
   const AttentionPlan* plan = nullptr;
   // CUDA: the tensor maps of the KV pool (kv_tensor_maps.h). If null, kernels without tensor maps
   // run. `layer` is the layer of the views, for MLA the layer argument of LatentView.
@@ -59,8 +59,9 @@ struct AttentionParams {
 // CPU: with bf16 activations and bf16 pages, bf16_attention.h defines the arithmetic. In all other
 // cases all arithmetic is in f32. The reduction order depends only on p and the first key that the
 // row sees. Prompt chunking, batching, page ids and threads therefore do not change any bit. A
-// score is one ascending chain of FMAs over the columns of q * (scale / ln 2) and k. A tile of 64
-// tokens at a multiple of 64 is one online-softmax step in powers of 2. The sum of the weights is
+// score is one ascending chain of FMAs over the columns of q * (scale / ln 2) and k. Each tile of
+// 64 tokens, beginning at a multiple of 64, is one step of the online softmax, whose powers have
+// base 2. The sum of the weights is
 // kept as 16 partial sums: token j adds its weight to partial sum j mod 16. Tokens are added to the
 // partial sums and to each value column in ascending order. Each span of 512 tokens has a separate
 // state. Spans are reduced left to right. At the end the partial sums are added, then the sink.
@@ -96,9 +97,10 @@ struct AttentionParams {
 // MLA cache rows have a separate tensor-core kernel. It requires bf16 activations and one bf16 KV
 // head of 144 to 576 columns, a multiple of 16. `values` equals `keys`. The values are the first
 // value_columns columns, a multiple of 8 and at most 512. This kernel supports no window, chunk,
-// soft cap or sinks. On compute capability 9.0, a Hopper kernel replaces it under the conditions
-// above. Each of the two MLA kernels uses one reduction order for prefill and decode tokens. Both
-// store partial results in the memory of the plan.
+// soft cap or sinks. On compute capability 9.0, a Hopper kernel replaces it if there are tensor
+// maps, rows are aligned to 16 bytes and the scale is positive. Each of the two MLA kernels uses
+// one reduction order for prefill and decode tokens. Both store partial results in the memory of
+// the plan.
 absl::Status PagedAttention(const Backend& backend, const AttentionParams& params);
 // Returns an upper bound, for pages of any dtype, of the bytes of each Backend::workspace that
 // PagedAttention uses on the CPU. `group` is the number of query heads per KV head.

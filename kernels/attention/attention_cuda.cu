@@ -22,7 +22,8 @@ static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 namespace internal {
 namespace {
 
-constexpr std::uint32_t kMaxHead = 128;  // limit of the tile kernels for all element types
+// Largest head size of the tile kernels for one-byte pages. For bf16 pages it is kMaxWideHead.
+constexpr std::uint32_t kMaxHead = 128;
 
 // True if the tensor-core kernels support pages of this shape.
 bool HasTileKernels(const KvShape& shape) {

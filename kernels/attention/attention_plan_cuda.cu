@@ -27,7 +27,7 @@ struct PlanArgs {
 struct Shared {
   std::uint32_t num_live;
   std::uint32_t sorted_size;  // a power of two, at least num_live
-  std::uint64_t* keys;
+  std::uint64_t* sort_keys;
   std::uint32_t* items;
   std::uint32_t* partials;
   std::uint32_t* merges;
@@ -66,7 +66,7 @@ __device__ Sequence ReadSequence(const AttentionPlanParams& params, std::uint32_
 // the sort key.
 __device__ __forceinline__ Sequence SortedSequence(const PlanArgs& args, const Shared& shared,
                                                    std::uint32_t sorted_index) {
-  return ReadSequence(args.params, static_cast<std::uint32_t>(shared.keys[sorted_index]));
+  return ReadSequence(args.params, static_cast<std::uint32_t>(shared.sort_keys[sorted_index]));
 }
 
 // Sorts by ascending key: longest sequence first, ties by index.
@@ -78,7 +78,7 @@ __device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
       const std::uint32_t sequence = args.params.live_sequences[1 + i];
       key = std::uint64_t{~ReadSequence(args.params, sequence).keys} << 32 | sequence;
     }
-    shared.keys[i] = key;
+    shared.sort_keys[i] = key;
   }
   cuda::SyncBlock();
   for (std::uint32_t size = 2; size <= n; size *= 2) {
@@ -86,11 +86,11 @@ __device__ void SortSequences(const PlanArgs& args, const Shared& shared) {
       for (std::uint32_t i = cuda::ThreadIndex(); i < n / 2; i += kThreads) {
         const std::uint32_t low = 2 * i - (i & (gap - 1));
         const std::uint32_t high = low + gap;
-        const std::uint64_t a = shared.keys[low];
-        const std::uint64_t b = shared.keys[high];
+        const std::uint64_t a = shared.sort_keys[low];
+        const std::uint64_t b = shared.sort_keys[high];
         if ((a > b) == ((low & size) == 0)) {
-          shared.keys[low] = b;
-          shared.keys[high] = a;
+          shared.sort_keys[low] = b;
+          shared.sort_keys[high] = a;
         }
       }
       cuda::SyncBlock();
@@ -188,10 +188,10 @@ __device__ void CountDecode(const PlanArgs& args, const Shared& shared, Attentio
   const std::uint32_t n = shared.num_live;
   for (std::uint32_t i = cuda::ThreadIndex(); i < n; i += kThreads) {
     const DecodeGrid grid = GridOf(SortedSequence(args, shared, i), args.shape, split);
-    const std::uint32_t rows = grid.blocks * args.shape.num_kv_heads;
-    shared.items[i] = rows * grid.runs;
-    shared.partials[i] = grid.runs > 1 ? rows * grid.runs : 0;
-    shared.merges[i] = grid.runs > 1 ? rows : 0;
+    const std::uint32_t block_heads = grid.blocks * args.shape.num_kv_heads;
+    shared.items[i] = block_heads * grid.runs;
+    shared.partials[i] = grid.runs > 1 ? block_heads * grid.runs : 0;
+    shared.merges[i] = grid.runs > 1 ? block_heads : 0;
   }
   cuda::SyncBlock();
   cuda::ScanCounts<kThreads>(shared.items, n, shared.scratch);
@@ -206,10 +206,10 @@ __device__ void PlanDecode(const PlanArgs& args, const Shared& shared, Attention
     const std::uint32_t sorted_index = FindStart(shared.items, n, i);
     const Sequence s = SortedSequence(args, shared, sorted_index);
     const DecodeGrid grid = GridOf(s, shape, split);
-    const std::uint32_t rows = grid.blocks * shape.num_kv_heads;
+    const std::uint32_t block_heads = grid.blocks * shape.num_kv_heads;
     const std::uint32_t own = i - shared.items[sorted_index];
-    const std::uint32_t run = own / rows;
-    const std::uint32_t block_head = own % rows;
+    const std::uint32_t run = own / block_heads;
+    const std::uint32_t block_head = own % block_heads;
     const std::uint32_t packed = s.decode_tokens * shape.group;
     AttentionWork item;
     item.sequence = s.index;
@@ -246,8 +246,8 @@ __global__ void __launch_bounds__(kThreads) PlanKernel(const PlanArgs args) {
   shared.num_live = args.params.live_sequences[0];
   shared.sorted_size = SortedSize(shared.num_live);
   const std::uint32_t starts = shared.num_live + 1;
-  shared.keys = reinterpret_cast<std::uint64_t*>(cuda::SharedMemory16());
-  shared.items = reinterpret_cast<std::uint32_t*>(shared.keys + shared.sorted_size);
+  shared.sort_keys = reinterpret_cast<std::uint64_t*>(cuda::SharedMemory16());
+  shared.items = reinterpret_cast<std::uint32_t*>(shared.sort_keys + shared.sorted_size);
   shared.partials = shared.items + starts;
   shared.merges = shared.partials + starts;
   shared.scratch = shared.merges + starts;

@@ -1,7 +1,8 @@
 // The integer linear kernel with AMX tiles.
 //
 // AMX tiles are used for at least 16 rows, if the weights have one scale per feature and K is above
-// 128 and a multiple of 64. All other products use the AVX-512 VNNI level, which has the same bits.
+// 128 and a multiple of 64. All other products use the AVX-512 VNNI level, whose results are equal
+// bit for bit.
 // Groups fill only a part of a tile, and VNNI was measured to be faster for them. A tile of weights
 // is 16 cache lines of a panel, each with 4 inputs of 16 features. Activations are row-major, not
 // in the blocks of int_linear.h. Tiles 0 to 3 are the sums of 16 rows and one panel each, tile 4 is
@@ -24,7 +25,7 @@ namespace {
 constexpr std::size_t kPanel = 16;
 constexpr std::size_t kTileRows = 16;
 constexpr std::size_t kTileInputs = 64;
-constexpr std::int64_t kGroupPanels = 4;
+constexpr std::int64_t kBlockPanels = 4;
 
 // True if AMX tiles are used. Groups have at most 128 inputs, so a larger group means one scale per
 // feature.
@@ -76,11 +77,11 @@ QUIRE_OP void LoadTile(const void* from, std::size_t stride) {
   asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
-// A block of at most 16 rows from `row` on, and of panels [begin, end), at most kGroupPanels.
+// A block of at most 16 rows from `row` on, and of panels [begin, end), at most kBlockPanels.
 struct Block {
   const IntLinearArgs& args;
   std::size_t row, num_rows, begin, end;
-  alignas(64) std::int32_t sums[kGroupPanels][kTileRows][kPanel];
+  alignas(64) std::int32_t sums[kBlockPanels][kTileRows][kPanel];
 };
 
 // Sets block.sums to the products of the quantized inputs and the stored weights.
@@ -151,8 +152,8 @@ void Linear(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t pa
   if (!UsesTiles(args.num_rows, args.k, args.group)) {
     return kIntLinearAvx512Vnni.linear(args, panel_begin, panel_end);
   }
-  for (std::int64_t begin = panel_begin; begin < panel_end; begin += kGroupPanels) {
-    const std::int64_t end = begin + kGroupPanels < panel_end ? begin + kGroupPanels : panel_end;
+  for (std::int64_t begin = panel_begin; begin < panel_end; begin += kBlockPanels) {
+    const std::int64_t end = begin + kBlockPanels < panel_end ? begin + kBlockPanels : panel_end;
     for (std::size_t row = 0; row < args.num_rows; row += kTileRows) {
       const std::size_t left = args.num_rows - row;
       const std::size_t num_rows = left < kTileRows ? left : kTileRows;

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kPanel = 16;
 constexpr std::size_t kChunk = 256;         // inputs
 constexpr std::size_t kQuads = kChunk / 4;  // quads of a chunk; a quad is 4 inputs of 8 bits
-constexpr std::int64_t kGroupPanels = 4;
+constexpr std::int64_t kBlockPanels = 4;
 // Number of features per tile.
 constexpr std::size_t kPieceLanes = kColumns * kLanes;
 
@@ -159,7 +159,7 @@ QUIRE_OP void ScaleFeatures(const IntLinearArgs& args, std::size_t row, std::siz
   }
 }
 
-// Computes rows [row, row + B) for panels [begin, end), at most kGroupPanels.
+// Computes rows [row, row + B) for panels [begin, end), at most kBlockPanels.
 template <Kind K, std::size_t B>
 void ComputeBlock(const IntLinearArgs& args, std::size_t row, std::size_t begin, std::size_t end) {
   constexpr std::size_t kRows = Least(B, 4);
@@ -167,10 +167,10 @@ void ComputeBlock(const IntLinearArgs& args, std::size_t row, std::size_t begin,
   const std::size_t panel_bytes = static_cast<std::size_t>(args.panel_bytes);
   const std::size_t chunk_bytes = kChunk * (Is4(K) ? 8 : 16);
   const std::size_t scale_bytes = args.k / args.group * kPanel * (args.has_min ? 4 : 2);
-  alignas(64) float totals[kGroupPanels][B][kPanel] = {};
-  alignas(64) std::int32_t sums[K == Kind::kFeature8 ? kGroupPanels : 1][B][kPanel];
+  alignas(64) float totals[kBlockPanels][B][kPanel] = {};
+  alignas(64) std::int32_t sums[K == Kind::kFeature8 ? kBlockPanels : 1][B][kPanel];
   if constexpr (K == Kind::kFeature8) {
-    for (std::size_t i = 0; i < kGroupPanels * B * kPanel; ++i) {
+    for (std::size_t i = 0; i < kBlockPanels * B * kPanel; ++i) {
       sums[i / (B * kPanel)][i / kPanel % B][i % kPanel] =
           kCentredBytes ? 0 : -128 * args.x.sums[row + i / kPanel % B];
     }
@@ -226,7 +226,7 @@ template <Kind K>
 void ComputePanels(const IntLinearArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   const std::size_t rows = args.num_rows;
   // With one or two rows, weights are read as a single stream, one panel at a time.
-  const std::int64_t step = rows > 2 ? kGroupPanels : 1;
+  const std::int64_t step = rows > 2 ? kBlockPanels : 1;
   for (std::int64_t from = panel_begin; from < panel_end; from += step) {
     const auto begin = static_cast<std::size_t>(from);
     const auto end = static_cast<std::size_t>(from + step < panel_end ? from + step : panel_end);

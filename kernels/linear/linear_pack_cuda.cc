@@ -83,14 +83,15 @@ class TilePacker {
     }
   }
 
-  // Returns the bytes of one K tile. row_bytes() is the size of all K tiles of a feature tile.
+  // Returns the bytes of one K tile.
   std::int64_t tile_bytes() const {
     return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
   }
-  std::int64_t row_bytes() const { return cuda::LinearTilesK(shape_.k) * tile_bytes(); }
+  // Returns the bytes of one feature tile, which is the K tiles of its features.
+  std::int64_t feature_tile_bytes() const { return cuda::LinearTilesK(shape_.k) * tile_bytes(); }
 
-  // Writes the K tiles of feature tile `tile` to `to`. REQUIRES: row_bytes() bytes at `to` are
-  // zero.
+  // Writes the K tiles of feature tile `tile` to `to`. REQUIRES: feature_tile_bytes() bytes at
+  // `to` are zero.
   void PutTile(std::uint32_t tile, std::uint8_t* to) {
     std::vector<std::int8_t> q(shape_.k);
     std::vector<float> scales(shape_.num_groups());
@@ -110,8 +111,8 @@ class TilePacker {
     std::uint32_t row;
     float zero;
   };
-  // Returns the largest supported zero point. Integers of 4 bits and their zero points must fit in
-  // a bf16 (linear_codes.cuh).
+  // Returns the largest supported zero point. For kInt4, 128 + zero point must be exact in bf16
+  // (linear_codes.cuh).
   float max_zero_point() const { return shape_.format == WeightFormat::kInt4 ? 128 : 255; }
   // Returns the first row with a zero point outside [0, max_zero_point()], and this zero point.
   // REQUIRES: no thread is in PutTile.
@@ -179,7 +180,7 @@ class TilePacker {
   const std::size_t padded_n_;
   const std::size_t scale_bytes_;
   std::vector<std::byte> scales_;             // scales, then zero points
-  std::uint32_t places_[cuda::kLinearTileK];  // index in a tile of each input of feature 0
+  std::uint32_t places_[cuda::kLinearTileK];  // for each input of feature 0, its index in a tile
   std::mutex invalid_zero_point_mutex_;
   std::optional<InvalidZeroPoint> invalid_zero_point_;
 };
@@ -196,8 +197,9 @@ WeightEncoding EncodingOf(const QuantizedShape& shape, WeightMap map, DeviceBuff
                     .map = std::move(map)};
 }
 
-// Returns the map with which the kernels of compute capability 9.0 read the matrix, or null.
-WeightMap MapOf(const CudaContext& context, const internal::WeightRowsShape& weight) {
+// Returns the TMA tensor map with which the kernels of compute capability 9.0 read the matrix, or
+// null.
+WeightMap MakeTensorMap(const CudaContext& context, const internal::WeightRowsShape& weight) {
   if (!context.has_sm90a()) return nullptr;
   absl::StatusOr<WeightMap> map = internal::MapWeightsSm90(context, weight);
   if (map.ok()) return *std::move(map);
@@ -238,7 +240,7 @@ absl::StatusOr<PackedLinear> PackLinearCuda(const Backend& backend,
     QUIRE_ASSIGN_OR_RETURN(plain.library_plans, backend.cuda()->cublaslt->Pin(n, k));
   }
   if (plain.dtype == DType::kBF16 && k % 8 == 0) {
-    plain.map = MapOf(*backend.cuda(), {data.data(), plain.dtype, n, k});
+    plain.map = MakeTensorMap(*backend.cuda(), {data.data(), plain.dtype, n, k});
   }
   return PackedLinear(n, k, std::move(plain), std::move(data));
 }
@@ -256,26 +258,27 @@ absl::StatusOr<PackedLinear> PackQuantizedCuda(
   QUIRE_ASSIGN_OR_RETURN(DeviceBuffer act_order, TakeOrAllocate(parts.act_order, memory));
   WeightMap map;
   if (SupportsFp8Product(shape)) {
-    map = MapOf(*backend.cuda(), {data.data(), DType::kF8E4M3, shape.n, shape.k});
+    map = MakeTensorMap(*backend.cuda(), {data.data(), DType::kF8E4M3, shape.n, shape.k});
   }
   TilePacker packer(shape, /*is_row_major=*/map != nullptr, source);
-  const std::int64_t row_bytes = packer.row_bytes();
-  QUIRE_CHECK(parts.codes == tiles * row_bytes &&
+  const std::int64_t tile_bytes = packer.feature_tile_bytes();
+  QUIRE_CHECK(parts.codes == tiles * tile_bytes &&
               parts.scales == static_cast<std::int64_t>(packer.scales().size()));
   auto* const to = static_cast<std::byte*>(data.data());
   const std::int64_t tiles_per_piece =
-      std::min(std::max<std::int64_t>(kPieceBytes / row_bytes, backend.num_threads()), tiles);
-  std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * row_bytes));
+      std::min(std::max<std::int64_t>(kPieceBytes / tile_bytes, backend.num_threads()), tiles);
+  std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * tile_bytes));
   for (std::int64_t first = 0; first < tiles; first += tiles_per_piece) {
     const std::int64_t count = std::min(tiles - first, tiles_per_piece);
     std::fill(piece.begin(), piece.end(), std::uint8_t{0});
-    const double work = static_cast<double>(row_bytes) * 4;
+    const double work = static_cast<double>(tile_bytes) * 4;
     backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t i = begin; i < end; ++i) {
-        packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * row_bytes);
+        packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * tile_bytes);
       }
     });
-    QUIRE_RETURN_IF_ERROR(Upload(backend, to + first * row_bytes, piece.data(), count * row_bytes));
+    QUIRE_RETURN_IF_ERROR(
+        Upload(backend, to + first * tile_bytes, piece.data(), count * tile_bytes));
   }
   if (packer.invalid_zero_point()) {
     return absl::InvalidArgumentError(absl::StrCat(

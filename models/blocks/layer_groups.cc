@@ -181,13 +181,14 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
         has_equal_rows ? std::string()
                        : absl::StrCat(counts.first == 1 ? " layer of " : " layers of ", width,
                                       width == 1 ? " slot" : " slots"),
-        " for ",
-        window == 0 ? std::string("all tokens") : absl::StrCat("a window of ", window, " tokens"),
+        " with ",
+        window == 0 ? std::string("full attention")
+                    : absl::StrCat("a window of ", window, " tokens"),
         counts.second == 1 ? std::string() : absl::StrCat(" in ", counts.second, " groups")));
   }
   return absl::StrCat(
       layers.slots, has_equal_rows ? " layer" : " slot", layers.slots == 1 ? "" : "s",
-      " a page: ", absl::StrJoin(parts, ", "),
+      " per page; ", absl::StrJoin(parts, ", "),
       layers.state_bytes == 0 ? std::string()
                               : absl::StrCat("; states of ", layers.state_bytes, " bytes"),
       layers.index_slots == 0 ? std::string()

@@ -13,14 +13,16 @@
 //
 // If the KV rows of layers differ in size, the size of a slot is the greatest common divisor of
 // the sizes, and a layer occupies several adjacent slots. A page has room for a whole number of
-// layers of each kind. LayerPlace::slot counts the layers of a group, not slots. A layer with
+// layers of each kind. LayerPlace::slot is the index of a layer in its
+// group, not of a slot in a page. A layer with
 // kv_from_layer has the place of the layer that it reads, and occupies no slot.
 //
-// Recurrent layers have no pages. A state slot stores the states of all layers of a sequence, one
-// layer after the other: S of all heads, then the inputs of the convolution. Each layer starts at a
+// Recurrent layers have no pages. A state slot stores the states that a sequence has in all
+// recurrent layers, one layer after the other: the state matrices of all heads, then the inputs of
+// the convolution. Each layer starts at a
 // multiple of 256 bytes.
 //
-// Place:      between ModelSpec and the KV geometry, the cache manager's groups and the decoder.
+// Place:      above ModelSpec; below the KV geometry, the cache manager's groups and the decoder.
 // Invariants: every layer that stores K and V has its own place; all layers of a group have the
 //             same window and the same KV rows. A model whose layers have equal windows and rows
 //             has one group. An MLA model is such a model.
@@ -43,7 +45,8 @@ struct LayerPlace {
   std::uint32_t group = 0;
   std::uint32_t slot = 0;  // index among the layers of the group, below LayerGroup::num_layers
   std::int64_t state = 0;  // bytes from the start of a state slot
-  // Place of the layer's index rows, below LayerGroups::index_slots; 0 without an indexer.
+  // Index of the slot for the layer's indexer rows, less than LayerGroups::index_slots; 0 without
+  // an indexer.
   std::uint32_t index_slot = 0;
   friend bool operator==(const LayerPlace&, const LayerPlace&) = default;
 };
@@ -89,8 +92,8 @@ cache::KvGeometry GroupGeometry(const cache::KvGeometry& pool, const LayerGroups
 // Returns the groups as the cache manager's configuration.
 std::vector<cache::CacheGroup> CacheGroupsOf(const LayerGroups& layers);
 
-// Returns a description for logs, such as "6 layers a page: 5 for all tokens, 29 for a window of
-// 1024 tokens in 5 groups", and the bytes of a sequence's states if there are any.
+// Returns a description for logs, such as "6 layers per page; 5 with full attention, 29 with a
+// window of 1024 tokens in 5 groups", and the bytes of a sequence's states if there are any.
 std::string DescribeLayerGroups(const LayerGroups& layers);
 
 }  // namespace quire::models

@@ -158,7 +158,7 @@ std::optional<MlpSpec> SharedExperts(const ModelConfig& config, const MlpSpec& d
 // by their two best experts.
 MoeSpec SigmoidRouting(const ModelConfig& config, const MlpSpec& dense);
 
-// Returns UNIMPLEMENTED that names the key, its value, the family and the supported values.
+// Returns an UNIMPLEMENTED error with the key, its value, the family and the supported values.
 absl::Status UnsupportedName(absl::string_view key, absl::string_view value,
                              absl::string_view supported, const Family& family);
 // Returns UnsupportedName unless `value` is `supported` or empty, which means absent.

@@ -131,7 +131,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> 
   }
 
   void End(const absl::Status& status) {
-    grpc::Status answer = ToGrpcStatus(format_.name_fields(status));
+    grpc::Status answer = ToGrpcStatus(format_.translate_fields(status));
     code_ = static_cast<absl::StatusCode>(answer.error_code());
     {
       MutexLock lock(&mutex_);
@@ -168,7 +168,7 @@ GenerateFormat MakeGenerateFormat() {
           .write = [](v1::GenerateResponse* event) -> std::optional<grpc::ByteBuffer> {
             return SerializeMessage(*event);
           },
-          .name_fields = [](const absl::Status& status) { return status; }};
+          .translate_fields = [](const absl::Status& status) { return status; }};
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(const HandlerContext& context,

@@ -38,7 +38,7 @@ struct GenerateFormat {
   // Returns the next message, or nothing if this protocol has no message for the event.
   std::function<std::optional<grpc::ByteBuffer>(v1::GenerateResponse*)> write;
   // Replaces field names in an error with the names of this protocol. OK stays OK.
-  std::function<absl::Status(const absl::Status&)> name_fields;
+  std::function<absl::Status(const absl::Status&)> translate_fields;
 };
 
 // Returns the format of quire.v1, which converts nothing.

@@ -50,7 +50,7 @@ GenerateFormat MakeVllmFormat() {
             if (!answer->Take(*event, &message)) return std::nullopt;
             return SerializeMessage(message);
           },
-          .name_fields = &NameVllmFields};
+          .translate_fields = &NameVllmFields};
 }
 
 // Reactor of an unsupported streaming call. It finishes the call at once.

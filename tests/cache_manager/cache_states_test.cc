@@ -85,10 +85,10 @@ TEST_F(CacheStatesTest, APromptThatLeavesASharedPathLeavesItsStateThere) {
   // The pages of `shared` are found, but no state follows them.
   EXPECT_EQ(Prompt(kA, shared + Count(3 * kP, 2000)), 0u);
   cache_->Free(kA);
-  EXPECT_EQ(cache_->stats().tokens_lost_to_state, 4 * kP);
+  EXPECT_EQ(cache_->stats().tokens_without_state, 4 * kP);
   EXPECT_EQ(Prompt(kA, shared + Count(3 * kP, 3000)), 4 * kP);
   cache_->Free(kA);
-  EXPECT_EQ(cache_->stats().tokens_lost_to_state, 4 * kP);
+  EXPECT_EQ(cache_->stats().tokens_without_state, 4 * kP);
 }
 
 TEST_F(CacheStatesTest, ASequenceContinuesFromTheEndOfTheOneBefore) {

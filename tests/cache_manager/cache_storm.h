@@ -573,7 +573,7 @@ class Storm {
     coverage_.evicted_states += pool.num_free() == 0 && pool.num_cached() > tentative;
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.free_state_slots, slots.free().size());
-    ASSERT_EQ(stats.tokens_lost_to_state, coverage_.lost_tokens);
+    ASSERT_EQ(stats.tokens_without_state, coverage_.lost_tokens);
     ASSERT_GE(stats.state_slots,
               stats.free_state_slots + stats.live_state_slots + stats.snapshot_state_slots);
   }

@@ -58,7 +58,7 @@ def test_long_context_fits_the_pages_of_its_windows(api, tmp_path, folder, share
     got, log = answers(api, folder, tmp_path, plan["sequence_pages"], plan["page_bytes"], prompts)
     assert got == expected
     assert all(len(tokens) == OUTPUT for tokens, _ in got)
-    assert "layer groups" in log and "for a window of 32 tokens" in log
+    assert "layer groups" in log and "with a window of 32 tokens" in log
     assert "context cut" not in log
 
 
@@ -82,7 +82,7 @@ def test_validate_reports_the_groups(device):
                f"device.type={device}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "1 layer a page: 1 for all tokens, 6 for a window of 24 tokens in 6 groups" in done.stdout + done.stderr
+    assert "1 layer per page; 1 with full attention, 6 with a window of 24 tokens in 6 groups" in done.stdout + done.stderr
 
 
 def test_pool_without_a_page_for_every_group_is_rejected():

@@ -52,13 +52,13 @@ TEST(PeerTest, LlamaCppEvents) {
       Kind::kLlamaCpp, R"({"index":0,"content":" a","tokens":[262],"stop":false,"id_slot":-1})");
   ASSERT_TRUE(token.ok());
   EXPECT_EQ(token->tokens, 1);
-  EXPECT_EQ(token->total_tokens, 0);
+  EXPECT_EQ(token->output_tokens, 0);
   const auto end = ParsePeerEvent(
       Kind::kLlamaCpp,
       R"({"content":"","tokens":[],"stop":true,"tokens_predicted":64,"tokens_evaluated":300})");
   ASSERT_TRUE(end.ok());
   EXPECT_EQ(end->tokens, 0);
-  EXPECT_EQ(end->total_tokens, 64);
+  EXPECT_EQ(end->output_tokens, 64);
   EXPECT_EQ(end->prompt_tokens, 300);
   EXPECT_EQ(ParsePeerEvent(Kind::kLlamaCpp, R"({"content":"x"})")->tokens, 1);
   for (const char* const stop : {"0", "null", "\"eos\"", "[true]", "{}"}) {
@@ -67,7 +67,7 @@ TEST(PeerTest, LlamaCppEvents) {
                        std::string(R"({"content":"x","tokens_predicted":9,"stop":)") + stop + "}");
     ASSERT_TRUE(odd.ok()) << stop;
     EXPECT_EQ(odd->tokens, 1) << stop;
-    EXPECT_EQ(odd->total_tokens, 0) << stop;
+    EXPECT_EQ(odd->output_tokens, 0) << stop;
   }
 }
 
@@ -83,14 +83,14 @@ TEST(PeerTest, OpenAiEvents) {
         R"({"choices":[{"text":7}],"usage":[1]})", R"({"usage":{"completion_tokens":"5"}})"}) {
     ASSERT_TRUE(ParsePeerEvent(Kind::kOpenAi, data).ok()) << data;
     EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, data)->tokens, 0) << data;
-    EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, data)->total_tokens, 0) << data;
+    EXPECT_EQ(ParsePeerEvent(Kind::kOpenAi, data)->output_tokens, 0) << data;
   }
   const auto end = ParsePeerEvent(
       Kind::kOpenAi, R"({"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}})");
   ASSERT_TRUE(end.ok());
   EXPECT_EQ(end->tokens, 0);
   EXPECT_EQ(end->prompt_tokens, 7);
-  EXPECT_EQ(end->total_tokens, 5);
+  EXPECT_EQ(end->output_tokens, 5);
 }
 
 TEST(PeerTest, ReportsErrorsAndInvalidAnswers) {

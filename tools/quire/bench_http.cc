@@ -47,7 +47,7 @@ class Answer {
       if (!error_.empty()) return false;
       if (event->tokens > 0) clock_.OnTokens(event->tokens);
       if (event->prompt_tokens > 0) prompt_tokens_ = event->prompt_tokens;
-      if (event->total_tokens > 0) total_tokens_ = event->total_tokens;
+      if (event->output_tokens > 0) output_tokens_ = event->output_tokens;
       if (cancel_after_ > 0 && clock_.tokens() >= cancel_after_) {
         cancelled_ = true;
         return false;
@@ -61,7 +61,7 @@ class Answer {
     sample.input_tokens = prompt_tokens_;
     // Prefers the token count that the server reports. Counting texts is inexact: a text may have
     // several tokens, and a token that ends within a character has no text.
-    if (total_tokens_ > 0) sample.output_tokens = total_tokens_;
+    if (output_tokens_ > 0) sample.output_tokens = output_tokens_;
     sample.cancelled = cancelled_;
     if (cancelled_) return sample;
     if (!error_.empty()) {
@@ -86,7 +86,7 @@ class Answer {
   std::string body_;
   std::string error_;
   std::int64_t prompt_tokens_ = 0;
-  std::int64_t total_tokens_ = 0;
+  std::int64_t output_tokens_ = 0;
   bool cancelled_ = false;
 };
 
@@ -154,7 +154,7 @@ PeerEvent FromLlamaCpp(const json& event) {
   if (stop != event.end() && stop->is_boolean() && stop->get<bool>()) {
     result.tokens = 0;  // the last event has no new tokens
     result.prompt_tokens = IntegerOr0(event, "tokens_evaluated");
-    result.total_tokens = IntegerOr0(event, "tokens_predicted");
+    result.output_tokens = IntegerOr0(event, "tokens_predicted");
   }
   return result;
 }
@@ -168,7 +168,7 @@ PeerEvent FromOpenAi(const json& event) {
   const auto usage = event.find("usage");
   if (usage != event.end() && usage->is_object()) {
     result.prompt_tokens = IntegerOr0(*usage, "prompt_tokens");
-    result.total_tokens = IntegerOr0(*usage, "completion_tokens");
+    result.output_tokens = IntegerOr0(*usage, "completion_tokens");
   }
   return result;
 }
@@ -269,7 +269,8 @@ std::string PeerRequest(PeerAddress::Kind kind, const std::string& model,
     body["model"] = model;
     body["max_tokens"] = request.output_tokens;
     body["stream_options"] = {{"include_usage", true}};
-    // These names are those of vLLM. A token that ends within a character has an id but no text.
+    // `return_token_ids` and `structured_outputs` are fields of vLLM. A token that ends within a
+    // character has an id but no text.
     body["return_token_ids"] = true;
     if (!request.schema.empty()) body["structured_outputs"]["json"] = schema;
   }

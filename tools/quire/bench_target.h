@@ -75,7 +75,7 @@ TargetFactory HttpTargets(const PeerAddress& peer, const std::string& model,
 struct PeerEvent {
   std::int64_t tokens = 0;         // new tokens in this event
   std::int64_t prompt_tokens = 0;  // 0: not reported
-  std::int64_t total_tokens = 0;   // tokens of the whole answer; 0: not reported
+  std::int64_t output_tokens = 0;  // tokens of the whole answer; 0: not reported
   std::string error;
 };
 // Returns INVALID_ARGUMENT if the data is not a JSON object.
