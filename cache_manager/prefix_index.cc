@@ -33,7 +33,8 @@ NodeId FindNode(const PrefixCache& prefixes, const Hash128& root, std::uint32_t 
   return node;
 }
 
-// True if the node is at depth `column` below the root node of `root`.
+// True if the node is in column `column` below the root node of `root`, whose children are in
+// column 0.
 bool IsInColumn(const PrefixCache& prefixes, NodeId node, const Hash128& root,
                 std::uint32_t column) {
   for (; column > 0 && node != kNoNode; --column) node = prefixes.parent(node);
@@ -88,7 +89,8 @@ PrefixMatch PrefixIndex::Match(std::span<const std::int32_t> tokens, std::span<c
   return match;
 }
 
-// A partial child is used only as a whole, because its state is the one after all its tokens.
+// A child whose page is not full is used only if all its tokens match, because its state is the one
+// after its last token.
 void PrefixIndex::LimitToState(std::span<const std::int32_t> tokens, NodeId last, bool may_copy,
                                PrefixMatch* match) const {
   const std::size_t groups = rows_->layout().num_groups();
@@ -252,8 +254,8 @@ bool PrefixIndex::PublishColumn(BatchRow row, std::uint32_t column,
     return false;
   }
   if (published.node != kNoNode) {
-    // Do not replace a proven page by an equal page that is not proven: bad values in it would fail
-    // this row.
+    // Do not replace a proven page by an unproven page of the same tokens. If the unproven page had
+    // bad values, this row would fail.
     if (proof_->WouldLoseProof(row, column, prefixes_->pages(published.node))) return false;
     Merge(row, column, published.node);
     return true;
@@ -313,7 +315,8 @@ NodeId PrefixIndex::PublishTail(BatchRow row, std::span<const std::int32_t> toke
                                 std::uint32_t computed_tokens) {
   const std::uint32_t column = computed_tokens / page_size_;
   const std::uint32_t filled = computed_tokens % page_size_;
-  // A snapshot saves the computation of the whole history, so even a short tail is published.
+  // With a snapshot the whole history need not be computed again, so even a short tail is
+  // published.
   const std::uint32_t min_filled = has_states_ ? 1 : page_size_ / kMinPartialShare;
   if (!partial_page_reuse_ || filled < min_filled) return kNoNode;
   if (!CanPublish(row) || at(row).num_published != column) return kNoNode;

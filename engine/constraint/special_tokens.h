@@ -2,9 +2,9 @@
 
 // The special tokens that a constraint may contain, identified by their texts.
 //
-// Place:      below the writers of grammars. A marker that is a special token is written as that
-//             token. A literal with the marker's text would not match the token, because the
-//             grammar library knows no bytes of special tokens.
+// Place:      below the writers of grammars. If a marker, such as <tool_call>, is a special token,
+//             the grammar contains that token. A literal with the marker's text would not match the
+//             token, because the grammar library knows no bytes of special tokens.
 // Invariants: texts are not empty. If two of them match at the same position, the longer one is
 //             used.
 // Threads:    immutable.

@@ -442,14 +442,14 @@ __device__ __forceinline__ TileRange TilesOf(const ItemRows<T>& rows, std::uint3
   return {planned > seen ? planned : seen, planned_end < existing ? planned_end : existing};
 }
 
-// Called after tile left.first of the item. left.end is the end of the item's tiles. If the tile is
-// the last one of a span, reduces the warps' states into `reduce`. `scratch` is shared memory that
-// no pending copy writes.
+// Called after tile remaining.first of the item. remaining.end is the end of the item's tiles. If
+// the tile is the last one of a span, reduces the warps' states into `reduce`. `scratch` is shared
+// memory that no pending copy writes.
 template <typename T, std::uint32_t kColumns>
-__device__ __forceinline__ void EndTile(const TileRange& left, float* scratch,
+__device__ __forceinline__ void EndTile(const TileRange& remaining, float* scratch,
                                         DecodeWarp<T, kColumns>* warp,
                                         RowReduction<kColumns>* reduce) {
-  const auto [tile, end] = left;
+  const auto [tile, end] = remaining;
   if (tile % kTilesPerSpan != kTilesPerSpan - 1 && tile + 1 != end) return;
   cuda::SyncBlock();
   warp->StoreState(scratch);

@@ -9,9 +9,10 @@
 // warpgroups compute 64 features each. With a gate, the first warpgroup has 64 features of the
 // first half of the matrix and the second has the 64 features that they gate.
 //
-// With one sub-range, a block has 256 tokens and 128 sums per thread. The wgmmas then take as long
-// as reading their operands. With several sub-ranges, a block has 128 tokens, because it needs a
-// second set of sums. In a stage of 256 tokens, 48 KB are copied, and 8 wgmmas read 80 KB.
+// If a block sums K in one sub-range (linear_reduction.h), it has 256 tokens and 128 sums per
+// thread. The wgmmas then take as long as reading their operands. With several sub-ranges, a block
+// has 128 tokens, because it needs a second set of sums. In a stage of 256 tokens, 48 KB are
+// copied, and 8 wgmmas read 80 KB.
 //
 // Two blocks with the same tokens and adjacent features are a cluster. Each block copies half of
 // the tokens to both blocks, so that only 32 of the 48 KB come from L2.

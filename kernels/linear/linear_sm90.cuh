@@ -1,8 +1,8 @@
 #pragma once
 
-// Code shared by the products on compute capability 9.0. It contains the ring of stages in shared
-// memory, the producer warp that fills the ring by TMA, clusters of two blocks, and tensor maps.
-// The kernels that consume the stages are in linear_sm90.cu and linear_fp8_sm90.cu.
+// Code shared by the matrix kernels for compute capability 9.0. It contains the ring of stages in
+// shared memory, the producer warp that fills the ring by TMA, clusters of two blocks, and tensor
+// maps. The kernels that consume the stages are in linear_sm90.cu and linear_fp8_sm90.cu.
 
 #include <cuda.h>
 
@@ -26,8 +26,8 @@ using linear_tile::kRowBytes;
 using linear_tile::LinearArgs;
 using linear_tile::Work;
 
-// Warps 0 to 7 are the two consumer warpgroups, which have as many threads as the portable block.
-// Warp 8 is the producer.
+// Warps 0 to 7 are the two consumer warpgroups, which together have as many threads as a block of
+// the portable kernel. Warp 8 is the producer.
 inline constexpr std::uint32_t kConsumerThreads = linear_tile::kThreads;
 inline constexpr std::uint32_t kConsumerWarps = kConsumerThreads / cuda::kWarpSize;
 inline constexpr std::uint32_t kBlockThreads = kConsumerThreads + cuda::kWarpSize;

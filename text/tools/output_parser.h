@@ -5,7 +5,8 @@
 //   text -> OutputParser (reasoning section, then the parser of the format's calls) -> parts
 //
 // Place:      on an output worker, between the stop matcher and the stream; one per choice.
-// Invariants: the joined sources of all parts equal the pushed text. Parts do not depend on how the
+// Invariants: the texts from which the parts were parsed (OutputPart::source), joined, equal the
+//             pushed text. Parts do not depend on how the
 //             text was split between calls of Push. A call is emitted when it is complete. A call
 //             that fails, or that names an undeclared tool, becomes content with its error.
 //             Buffered text is a possible prefix of a marker, white space next to a marker, or an

@@ -1,5 +1,5 @@
-// Measures attention over KV pages without the planner: prefill and decode steps, one-byte pages,
-// windows, soft caps and sinks, and MLA cache rows. Also measures the planner.
+// Measures attention over KV pages without the planner: prefill and decode steps, pages of one-byte
+// elements, windows, soft caps and sinks ("rules"), and MLA cache rows. Also measures the planner.
 
 #include <algorithm>
 #include <cstdint>

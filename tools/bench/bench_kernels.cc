@@ -85,10 +85,10 @@ void BM_RooflineProbes(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
   for (auto _ : state) benchmark::ClobberMemory();
   const roofline_probes::ReadRate read = roofline_probes::DramRead(threads);
-  state.counters["B_bytes/s"] = read.mean;
-  state.counters["B_best_bytes/s"] = read.best;
-  state.counters["F_FLOP/s"] = roofline_probes::FloatPeak(threads);
-  state.counters["V_OP/s"] = roofline_probes::Int8Peak(threads);
+  state.counters["read_bytes/s"] = read.mean;
+  state.counters["best_read_bytes/s"] = read.best;
+  state.counters["f32_FLOP/s"] = roofline_probes::FloatPeak(threads);
+  state.counters["int8_OP/s"] = roofline_probes::Int8Peak(threads);
   state.SetLabel(roofline_probes::Int8PeakName());
 }
 BENCHMARK(BM_RooflineProbes)
@@ -156,7 +156,7 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 5632, 2048, rows, threads});
     }
     benchmark->Args({static_cast<std::int64_t>(DType::kF32), 5632, 2048, 1, threads});
-    for (const std::int64_t rows : {1, 8}) {  // gate and up of the embedded model
+    for (const std::int64_t rows : {1, 8}) {  // gate and up of the model in the binary
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 1536, 256, rows, threads});
     }
   }

@@ -131,7 +131,7 @@ Result DictSort(Runtime& runtime, const Value& value, const Arguments& arguments
   if (!value.is_map()) return absl::InvalidArgumentError("dictsort needs a mapping");
   const std::string by = bound[1] && bound[1]->is_string() ? bound[1]->as_string() : "key";
   if (by != "key" && by != "value") {
-    return absl::InvalidArgumentError("the by argument of dictsort must be 'key' or 'value'");
+    return absl::InvalidArgumentError("argument 'by' of dictsort must be 'key' or 'value'");
   }
   std::vector<KeyedItem> keyed;
   for (const auto& [key, entry] : value.as_map()->entries) {
@@ -247,7 +247,7 @@ Result Last(Runtime& runtime, const Value& value, const Arguments& arguments) {
   QUIRE_RETURN_IF_ERROR(BindArguments("last", arguments, {}).status());
   if (value.is_sequence() && value.as_sequence()->kind == SequenceKind::kIterator) {
     return absl::InvalidArgumentError(
-        "last is not defined for an iterator; apply the filter list first");
+        "the filter 'last' does not accept an iterator; apply the filter 'list' before it");
   }
   QUIRE_ASSIGN_OR_RETURN(Iteration items, Iteration::Over(value, runtime));
   const Value* last = nullptr;
