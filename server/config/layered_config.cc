@@ -135,7 +135,7 @@ void ApplyPortOffset(int offset, config::v1::Config* config, Origins* origins,
     }
     if (*shifted == *address) return;
     *address = *std::move(shifted);
-    if (origin.layer == "default") origin.layer = "--port-offset";
+    if (origin.is_default()) origin.layer = "--port-offset";
   };
   auto* server = config->mutable_server();
   for (std::string& text : *server->mutable_grpc()->mutable_listen()) {
@@ -150,7 +150,7 @@ void ApplyPortOffset(int offset, config::v1::Config* config, Origins* origins,
 
 bool IsDefault(const Origins& origins, const std::string& path) {
   const auto origin = origins.find(path);
-  return origin == origins.end() || origin->second.layer == "default";
+  return origin == origins.end() || origin->second.is_default();
 }
 
 std::string PrintField(const Message& section, const FieldDescriptor* field, Spelling spelling);

@@ -295,7 +295,7 @@ void ReadSampling(const Config& config, SamplingDefaults* sampling) {
 // Returns true if no layer sets the key. --port-offset may have shifted its default.
 bool IsBuiltIn(const Origins& origins, const std::string& path) {
   const auto origin = origins.find(path);
-  return origin == origins.end() || origin->second.layer == "default" ||
+  return origin == origins.end() || origin->second.is_default() ||
          origin->second.layer == "--port-offset";
 }
 

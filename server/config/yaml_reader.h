@@ -31,6 +31,7 @@ struct Origin {
 
   // Returns "prod.yaml:12:3" for a file, otherwise the layer.
   std::string ToString() const;
+  bool is_default() const { return layer == "default" && line == 0; }
 };
 
 // Origin of each value, by the dotted path of its key.

@@ -79,6 +79,17 @@ TEST_F(LayeredConfigTest, LaterLayersWin) {
             "env QUIRE__LIMITS__MAX_STOP_SEQUENCES");
 }
 
+// The name of the built-in layer is not reserved.
+TEST_F(LayeredConfigTest, FileNamedDefaultIsALayer) {
+  const std::string folder = std::filesystem::current_path();
+  std::filesystem::current_path(dir_);
+  File("default", "openai: {listen: \"127.0.0.1:9000\"}\n");
+  const auto config = Load({.files = {"default"}, .port_offset = 12});
+  std::filesystem::current_path(folder);
+  ASSERT_NE(config, nullptr) << errors_[0];
+  EXPECT_EQ(config->origins().at("openai.listen").ToString(), "default:1:18");
+}
+
 TEST_F(LayeredConfigTest, RejectsUnknownVariablesFilesAndProfiles) {
   EXPECT_EQ(Load({.environment = {{"QUIRE__LIMITS__MAX_CHOICE", "1"}}}), nullptr);
   EXPECT_THAT(errors_[0], HasSubstr("did you mean \"max_choices\""));
