@@ -528,6 +528,7 @@ q|tojson
 [1, 1.0, -0.0, 1e16, 1e-7, true, none, 'x', [], {}, ()]|tojson
 [[], {}]|tojson(indent=1)
 {1: 'a', true: 'b', none: 'c', 2.5: 'd'}|tojson
+{'inf'|float: 'a', '-inf'|float: 'b', 'nan'|float: 'c'}|tojson
 {(1, 2): 3}|tojson
 {2: 'a', 'x': 1}|tojson(sort_keys=true)
 range(3)|tojson

@@ -259,9 +259,7 @@ class Writer {
   absl::Status WriteKey(const Value& key) {
     if (key.is_string()) {
       WriteText(key.as_string());
-    } else if (key.is_float()) {
-      absl::StrAppend(&out, "\"", FloatText(key.as_float()), "\"");
-    } else if (key.is_none() || key.is_bool() || key.is_int()) {
+    } else if (key.is_none() || key.is_bool() || key.is_int() || key.is_float()) {
       out += '"';
       QUIRE_RETURN_IF_ERROR(Write(key, 0));
       out += '"';
