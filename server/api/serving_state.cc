@@ -28,7 +28,9 @@ absl::string_view ServingState::DescribeReadiness() const {
   if (is_ready()) return LifeStateName(LifeState::kReady);
   const LifeState now = state();
   if (now != LifeState::kReady) return LifeStateName(now);
-  return drain_started() ? LifeStateName(LifeState::kDraining) : "the engine does not answer";
+  if (drain_started()) return LifeStateName(LifeState::kDraining);
+  return unresponsive_listener() != nullptr ? "a listener does not answer"
+                                            : "the engine does not answer";
 }
 
 absl::StatusOr<const ServedModel*> ServingState::ModelOrError() const {

@@ -51,6 +51,7 @@ TEST(ServingStateTest, StallTimeoutChangeTakesEffectAtOnce) {
   state.SetStallTimeout(absl::Seconds(4));
   EXPECT_FALSE(state.is_live());
   EXPECT_FALSE(state.is_ready());
+  EXPECT_EQ(state.DescribeReadiness(), "the engine does not answer");
   state.SetStallTimeout(absl::Seconds(6));
   EXPECT_TRUE(state.is_ready());
   {
@@ -59,6 +60,19 @@ TEST(ServingStateTest, StallTimeoutChangeTakesEffectAtOnce) {
     changed.NotifyAll();
   }
   EXPECT_TRUE(engine::ReadAll(**stream).status.ok());
+}
+
+TEST(ServingStateTest, DescribesWhyItIsNotReady) {
+  ServingState state(absl::Seconds(30));
+  EXPECT_EQ(state.DescribeReadiness(), "loading");
+  state.SetState(LifeState::kReady);
+  EXPECT_EQ(state.DescribeReadiness(), "ready");
+  state.SetUnresponsiveListener("grpc");
+  EXPECT_EQ(state.DescribeReadiness(), "a listener does not answer");
+  state.SetDrainStarted(true);
+  EXPECT_EQ(state.DescribeReadiness(), "draining");
+  state.SetState(LifeState::kFailed);
+  EXPECT_EQ(state.DescribeReadiness(), "failed");
 }
 
 }  // namespace
