@@ -91,7 +91,7 @@ void BM_EngineStep(benchmark::State& state) {
 }
 BENCHMARK(BM_EngineStep)
     ->ArgNames({"rows", "in_flight"})
-    ->ArgsProduct({{1, 8, 64}, {1, 2}})
+    ->ArgsProduct({{1, 8, 32, 64}, {1, 2}})
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 
