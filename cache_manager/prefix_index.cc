@@ -113,7 +113,7 @@ void PrefixIndex::LimitToState(std::span<const std::int32_t> tokens, NodeId last
   }
   match->pages.resize(columns * groups);
   match->num_tokens = columns * page_size_ + match->partial_rows;
-  match->lost_tokens = matched - std::min(matched, match->num_tokens);
+  match->tokens_without_state = matched - std::min(matched, match->num_tokens);
 }
 
 NodeId PrefixIndex::MatchPages(std::span<const std::int32_t> tokens, std::span<const PageKey> keys,
@@ -158,7 +158,7 @@ absl::Status PrefixIndex::CheckCurrent(const PrefixMatch& match) const {
 void PrefixIndex::CountLookup(const PrefixMatch& match, std::uint32_t queried_tokens) {
   counts_.hit_tokens += match.num_tokens;
   counts_.queried_tokens += queried_tokens;
-  counts_.tokens_without_state += match.lost_tokens;
+  counts_.tokens_without_state += match.tokens_without_state;
   counts_.collisions += match.collision;
 }
 

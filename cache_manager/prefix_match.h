@@ -27,7 +27,7 @@ struct PrefixMatch {
   StateSlot state;
   // With states: number of further tokens in published pages that cannot be reused, because no
   // state follows them.
-  std::uint32_t lost_tokens = 0;
+  std::uint32_t tokens_without_state = 0;
   bool collision = false;  // the match ended at a key that belongs to another history
 };
 

@@ -102,7 +102,8 @@ void RowStates::Attach(BatchRow row, const PrefixMatch& match, std::uint32_t pro
   entry.own = TakeSlot();
   entry.tokens = match.num_tokens;
   entry.prompt_tokens = prompt_tokens;
-  entry.branch_position = match.lost_tokens > 0 ? match.num_tokens + match.lost_tokens : 0;
+  entry.branch_position =
+      match.tokens_without_state > 0 ? match.num_tokens + match.tokens_without_state : 0;
 }
 
 void RowStates::Reserve(BatchRow row) {

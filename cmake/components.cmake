@@ -138,8 +138,8 @@ function(_quire_test_options target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_BINARY_DIR}/include/proto)
   # Test code is mostly GoogleTest macros and runs once, so -O1 halves its compile time (engine_test.cc: 10.8 s instead of
-  # 19.8 s on two Zen 4 cores). The code under test is optimized as in a release. Precompiled headers and -g0 saved less than a second per
-  # source.
+  # 19.8 s on two Zen 4 cores). The code under test is optimized as in a release. Precompiled headers and -g0 saved less
+  # than a second per source.
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   # Test files have helpers of their own, so each source is compiled alone unless quire_compile_together lists it.
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)

@@ -39,8 +39,8 @@ using kernels::CpuActivations;
 using kernels::KernelCheck;
 using kernels::PackedLinear;
 
-// Number of distinct rows of x. Larger batches repeat these rows, because the bits of a result
-// must not depend on the position of its row.
+// Number of distinct rows of x. Larger batches repeat these rows, because the bits of a result must
+// not depend on the position of its row.
 constexpr std::uint32_t kDistinctRows = 17;
 // Batch sizes around the row blocks of the kernels: 8, 4, 2 and 1 rows, and tiles of 16.
 constexpr std::uint32_t kRowCounts[] = {1, 4, 9, 17, 34};

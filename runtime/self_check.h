@@ -88,7 +88,7 @@ struct SelfCheckWork {
 };
 
 // If a comparison failed, returns FAILED_PRECONDITION with kernel, shape, error and remedy of the
-// first one.
+// first comparison that failed.
 absl::Status FailureOf(std::span<const kernels::KernelCheck> checks,
                        const kernels::Backend& backend);
 

@@ -31,7 +31,7 @@ CacheProbe::CacheProbe(probe::Registry* registry, const probe::Labels& model,
                                         With(model, "cause", kCauses[i]));
   }
   tokens_without_state_ = registry_->AddCounter(
-      "quire_prefix_cache_lost_to_state_tokens_total",
+      "quire_prefix_cache_stateless_tokens_total",
       "Prompt tokens found in the prefix cache but computed again for lack of a recurrent state.",
       model);
   constexpr absl::string_view kSlots = "quire_kv_state_slots";

@@ -97,7 +97,8 @@ struct EngineOptions : HotOptions {
   std::function<void(const absl::Status&)> on_failing, on_fatal;
 };
 
-// If an option is invalid, returns INVALID_ARGUMENT with its key, its value and the limit.
+// If options are invalid, returns INVALID_ARGUMENT with the key, the value and the limit of the
+// first of them.
 absl::Status CheckOptions(const EngineOptions& options, std::uint32_t page_size);
 
 // Checks new options of an engine that was created with `start`. Some limits must not exceed their

@@ -61,12 +61,11 @@ struct AttentionParams {
 // row sees. Prompt chunking, batching, page ids and threads therefore do not change any bit. A
 // score is one ascending chain of FMAs over the columns of q * (scale / ln 2) and k. Each tile of
 // 64 tokens, beginning at a multiple of 64, is one step of the online softmax, whose powers have
-// base 2. The sum of the weights is
-// kept as 16 partial sums: token j adds its weight to partial sum j mod 16. Tokens are added to the
-// partial sums and to each value column in ascending order. Each span of 512 tokens has a separate
-// state. Spans are reduced left to right. At the end the partial sums are added, then the sink.
-// Keys beyond p are never read. Strips of 16 keys at multiples of 16 are not read if they precede
-// the first visible key of all rows of a sequence.
+// base 2. The sum of the weights is kept as 16 partial sums: token j adds its weight to partial sum
+// j mod 16. Tokens are added to the partial sums and to each value column in ascending order. Each
+// span of 512 tokens has a separate state. Spans are reduced left to right. At the end the partial
+// sums are added, then the sink. Keys beyond p are never read. Strips of 16 keys at multiples of 16
+// are not read if they precede the first visible key of all rows of a sequence.
 //
 // int8 and fp8_e4m3 pages have one scale per token and head. The K scale multiplies the score, the
 // V scale multiplies the weight.

@@ -22,7 +22,8 @@ static_assert(kernels::kMaxLatentColumns <= kMaxScalarHead);
 namespace internal {
 namespace {
 
-// Largest head size of the tile kernels for one-byte pages. For bf16 pages it is kMaxWideHead.
+// Largest head size of the tile kernels for all element types. For bf16 pages, wider heads up to
+// kMaxWideHead have kernels of their own.
 constexpr std::uint32_t kMaxHead = 128;
 
 // True if the tensor-core kernels support pages of this shape.

@@ -2,11 +2,10 @@
 //
 // AMX tiles are used for at least 16 rows, if the weights have one scale per feature and K is above
 // 128 and a multiple of 64. All other products use the AVX-512 VNNI level, whose results are equal
-// bit for bit.
-// Groups fill only a part of a tile, and VNNI was measured to be faster for them. A tile of weights
-// is 16 cache lines of a panel, each with 4 inputs of 16 features. Activations are row-major, not
-// in the blocks of int_linear.h. Tiles 0 to 3 are the sums of 16 rows and one panel each, tile 4 is
-// activations, tiles 5 and 6 are weights.
+// bit for bit. Groups fill only a part of a tile, and VNNI was measured to be faster for them. A
+// tile of weights is 16 cache lines of a panel, each with 4 inputs of 16 features. Activations are
+// row-major, not in the blocks of int_linear.h. Tiles 0 to 3 are the sums of 16 rows and one panel
+// each, tile 4 is activations, tiles 5 and 6 are weights.
 
 #include "kernels/linear/int_linear.h"
 

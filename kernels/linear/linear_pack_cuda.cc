@@ -87,11 +87,11 @@ class TilePacker {
   std::int64_t tile_bytes() const {
     return std::int64_t{cuda::kLinearTileN} * cuda::kLinearTileK * Bits() / 8;
   }
-  // Returns the bytes of one feature tile, which is the K tiles of its features.
+  // Returns the bytes of one feature tile: all K tiles of its features.
   std::int64_t feature_tile_bytes() const { return cuda::LinearTilesK(shape_.k) * tile_bytes(); }
 
-  // Writes the K tiles of feature tile `tile` to `to`. REQUIRES: feature_tile_bytes() bytes at
-  // `to` are zero.
+  // Writes the K tiles of feature tile `tile` to `to`. REQUIRES: feature_tile_bytes() bytes at `to`
+  // are zero.
   void PutTile(std::uint32_t tile, std::uint8_t* to) {
     std::vector<std::int8_t> q(shape_.k);
     std::vector<float> scales(shape_.num_groups());
@@ -261,24 +261,25 @@ absl::StatusOr<PackedLinear> PackQuantizedCuda(
     map = MakeTensorMap(*backend.cuda(), {data.data(), DType::kF8E4M3, shape.n, shape.k});
   }
   TilePacker packer(shape, /*is_row_major=*/map != nullptr, source);
-  const std::int64_t tile_bytes = packer.feature_tile_bytes();
-  QUIRE_CHECK(parts.codes == tiles * tile_bytes &&
+  const std::int64_t feature_tile_bytes = packer.feature_tile_bytes();
+  QUIRE_CHECK(parts.codes == tiles * feature_tile_bytes &&
               parts.scales == static_cast<std::int64_t>(packer.scales().size()));
   auto* const to = static_cast<std::byte*>(data.data());
-  const std::int64_t tiles_per_piece =
-      std::min(std::max<std::int64_t>(kPieceBytes / tile_bytes, backend.num_threads()), tiles);
-  std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * tile_bytes));
+  const std::int64_t tiles_per_piece = std::min(
+      std::max<std::int64_t>(kPieceBytes / feature_tile_bytes, backend.num_threads()), tiles);
+  std::vector<std::uint8_t> piece(static_cast<std::size_t>(tiles_per_piece * feature_tile_bytes));
   for (std::int64_t first = 0; first < tiles; first += tiles_per_piece) {
     const std::int64_t count = std::min(tiles - first, tiles_per_piece);
     std::fill(piece.begin(), piece.end(), std::uint8_t{0});
-    const double work = static_cast<double>(tile_bytes) * 4;
+    const double work = static_cast<double>(feature_tile_bytes) * 4;
     backend.ParallelFor(count, work, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t i = begin; i < end; ++i) {
-        packer.PutTile(static_cast<std::uint32_t>(first + i), piece.data() + i * tile_bytes);
+        packer.PutTile(static_cast<std::uint32_t>(first + i),
+                       piece.data() + i * feature_tile_bytes);
       }
     });
     QUIRE_RETURN_IF_ERROR(
-        Upload(backend, to + first * tile_bytes, piece.data(), count * tile_bytes));
+        Upload(backend, to + first * feature_tile_bytes, piece.data(), count * feature_tile_bytes));
   }
   if (packer.invalid_zero_point()) {
     return absl::InvalidArgumentError(absl::StrCat(

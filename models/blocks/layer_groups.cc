@@ -181,9 +181,8 @@ std::string DescribeLayerGroups(const LayerGroups& layers) {
         has_equal_rows ? std::string()
                        : absl::StrCat(counts.first == 1 ? " layer of " : " layers of ", width,
                                       width == 1 ? " slot" : " slots"),
-        " with ",
-        window == 0 ? std::string("full attention")
-                    : absl::StrCat("a window of ", window, " tokens"),
+        window == 0 ? std::string(" without a window")
+                    : absl::StrCat(" with a window of ", window, " tokens"),
         counts.second == 1 ? std::string() : absl::StrCat(" in ", counts.second, " groups")));
   }
   return absl::StrCat(

@@ -11,18 +11,17 @@
 // has the fewest groups that leave at most one unused slot per eight used ones. Among plans with
 // that number of groups it has the fewest slots.
 //
-// If the KV rows of layers differ in size, the size of a slot is the greatest common divisor of
-// the sizes, and a layer occupies several adjacent slots. A page has room for a whole number of
-// layers of each kind. LayerPlace::slot is the index of a layer in its
-// group, not of a slot in a page. A layer with
-// kv_from_layer has the place of the layer that it reads, and occupies no slot.
+// If the KV rows of layers differ in size, the size of a slot is the greatest common divisor of the
+// sizes, and a layer occupies several adjacent slots. A page has room for a whole number of layers
+// of each kind. LayerPlace::slot is the index of a layer in its group, not of a slot in a page. A
+// layer with kv_from_layer has the place of the layer that it reads, and occupies no slot.
 //
 // Recurrent layers have no pages. A state slot stores the states that a sequence has in all
 // recurrent layers, one layer after the other: the state matrices of all heads, then the inputs of
-// the convolution. Each layer starts at a
-// multiple of 256 bytes.
+// the convolution. Each layer starts at a multiple of 256 bytes.
 //
-// Place:      above ModelSpec; below the KV geometry, the cache manager's groups and the decoder.
+// Place:      derived from ModelSpec; determines the KV geometry, the cache manager's groups and
+//             the places that the decoder uses.
 // Invariants: every layer that stores K and V has its own place; all layers of a group have the
 //             same window and the same KV rows. A model whose layers have equal windows and rows
 //             has one group. An MLA model is such a model.
@@ -92,8 +91,8 @@ cache::KvGeometry GroupGeometry(const cache::KvGeometry& pool, const LayerGroups
 // Returns the groups as the cache manager's configuration.
 std::vector<cache::CacheGroup> CacheGroupsOf(const LayerGroups& layers);
 
-// Returns a description for logs, such as "6 layers per page; 5 with full attention, 29 with a
-// window of 1024 tokens in 5 groups", and the bytes of a sequence's states if there are any.
+// Returns a description for logs, such as "6 layers per page; 5 without a window, 29 with a window
+// of 1024 tokens in 5 groups", and the bytes of a sequence's states if there are any.
 std::string DescribeLayerGroups(const LayerGroups& layers);
 
 }  // namespace quire::models

@@ -22,8 +22,8 @@ struct IndexConfig {
 };
 
 // Reads the keys that `family` lists in Family::keys. indexer_types has precedence over
-// index_topk_pattern, and index_topk_pattern over index_topk_freq and index_skip_topk_offset.
-// If a key is wrong, returns INVALID_ARGUMENT with the key.
+// index_topk_pattern, and index_topk_pattern over index_topk_freq and index_skip_topk_offset. If a
+// key is wrong, returns INVALID_ARGUMENT with the key.
 absl::StatusOr<IndexConfig> ReadIndex(const ConfigReader& reader, const Family& family,
                                       std::uint32_t num_layers);
 

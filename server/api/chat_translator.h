@@ -16,9 +16,9 @@ class ChatPrompt;
 
 namespace quire::server {
 
-// Returns INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT on errors. Enforces all `limits` on the
-// template variables, but only the limits of depth and nodes on tool_json. The renderer enforces
-// `limits` on the JSON of tools and tool calls when it renders them.
+// Errors are INVALID_ARGUMENT / BAD_CHAT_TEMPLATE_INPUT. Enforces all `limits` on the template
+// variables, but only the limits of depth and nodes on tool_json. The renderer enforces `limits` on
+// the JSON of tools and tool calls when it renders them.
 absl::StatusOr<text::ChatInput> ToChatInput(const v1::ChatPrompt& message,
                                             const text::jinja::JsonLimits& limits);
 

@@ -29,7 +29,7 @@ absl::string_view ServingState::DescribeReadiness() const {
   const LifeState now = state();
   if (now != LifeState::kReady) return LifeStateName(now);
   if (drain_started()) return LifeStateName(LifeState::kDraining);
-  return unresponsive_listener() != nullptr ? "a listener does not answer"
+  return unresponsive_listener() != nullptr ? "a port does not answer"
                                             : "the engine does not answer";
 }
 

@@ -133,8 +133,8 @@ class ServingState {
   bool is_live() const;
   bool is_ready() const { return state() == LifeState::kReady && !drain_started() && is_live(); }
   bool is_started() const { return state() != LifeState::kLoading; }
-  // Returns "ready", or why the server is not ready: "loading", "draining", "failed", "a listener
-  // does not answer" or "the engine does not answer".
+  // Returns "ready", or why the server is not ready: "loading", "draining", "failed", "a port does
+  // not answer" or "the engine does not answer".
   absl::string_view DescribeReadiness() const;
 
   // Returns the model. Returns UNAVAILABLE / MODEL_LOADING before Publish, and UNAVAILABLE /

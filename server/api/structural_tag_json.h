@@ -17,7 +17,7 @@
 
 namespace quire::server {
 
-// Returns INVALID_ARGUMENT / BAD_PARAMETER on errors. The path in the metadata `field` begins with
+// Errors are INVALID_ARGUMENT / BAD_PARAMETER. The path in the metadata `field` begins with
 // `field`.
 absl::Status ReadStructuralTagJson(absl::string_view text, absl::string_view field,
                                    v1::StructuralTags* tags);

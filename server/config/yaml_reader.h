@@ -31,6 +31,7 @@ struct Origin {
 
   // Returns "prod.yaml:12:3" for a file, otherwise the layer.
   std::string ToString() const;
+  // True for a built-in default, not for a value of a file named "default".
   bool is_default() const { return layer == "default" && line == 0; }
 };
 

@@ -284,7 +284,7 @@ class AdminService final : public RawService {
     const std::shared_ptr<const LayeredConfig> config = config_->config();
     response->set_yaml(config->Print(Spelling::kYaml, request.include_defaults()));
     for (const auto& [path, origin] : config->origins()) {
-      if (!request.include_defaults() && origin.layer == "default") continue;
+      if (!request.include_defaults() && origin.is_default()) continue;
       (*response->mutable_origins())[path] = origin.ToString();
     }
     response->set_config_sha256(config->Sha256());

@@ -77,16 +77,22 @@ TEST(BoundedQueueTest, PushSomePushesWhatFits) {
 }
 
 TEST(BoundedQueueTest, PushSomeWakesEveryConsumer) {
-  BoundedQueue<int> queue(4);
-  std::atomic<int> sum = 0;
-  std::vector<std::thread> consumers;
-  for (int i = 0; i < 3; ++i) {
-    consumers.emplace_back([&] { sum += queue.Pop().value(); });
+  for (int round = 0; round < 100; ++round) {
+    BoundedQueue<int> queue(4);
+    std::atomic<int> num_started = 0, sum = 0;
+    std::vector<std::thread> consumers;
+    for (int i = 0; i < 3; ++i) {
+      consumers.emplace_back([&] {
+        ++num_started;
+        sum += queue.Pop(MonotonicNow() + absl::Seconds(20)).value_or(0);
+      });
+    }
+    while (num_started < 3) std::this_thread::yield();  // most of them wait now
+    std::vector<int> values = {1, 2, 4};
+    EXPECT_EQ(queue.PushSome(values), 3u);
+    for (std::thread& consumer : consumers) consumer.join();
+    ASSERT_EQ(sum, 7);
   }
-  std::vector<int> values = {1, 2, 4};
-  EXPECT_EQ(queue.PushSome(values), 3u);
-  for (std::thread& consumer : consumers) consumer.join();
-  EXPECT_EQ(sum, 7);
 }
 
 TEST(BoundedQueueTest, PopTimesOutAtItsDeadline) {

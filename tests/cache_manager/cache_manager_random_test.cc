@@ -68,7 +68,7 @@ TEST(CacheManagerRandomTest, StatesFollowTheModelOver100000Operations) {
   EXPECT_GT(seen.kept_tails, 100u);
   EXPECT_GT(seen.state_hits, 1000u);
   EXPECT_GT(seen.partial_states, 50u);
-  EXPECT_GT(seen.lost_tokens, 1000u);
+  EXPECT_GT(seen.tokens_without_state, 1000u);
   EXPECT_GT(seen.snapshots, 1000u);
   EXPECT_GT(seen.evicted_states, 100u);
   EXPECT_GT(seen.shared_states, 50u);

@@ -35,7 +35,7 @@ class CacheModel {
     std::uint32_t partial_rows = 0, num_tokens = 0;
     std::size_t known_columns = 0;  // whether or not all groups can use them
     std::uint32_t state = 0;        // slot
-    std::uint32_t lost_tokens = 0;
+    std::uint32_t tokens_without_state = 0;
     bool collision = false;
   };
 
@@ -410,7 +410,7 @@ class CacheModel {
       path->pop_back();
     }
     const std::size_t found = path->size() * size_ + match->partial_rows;
-    match->lost_tokens = static_cast<std::uint32_t>(matched - std::min(matched, found));
+    match->tokens_without_state = static_cast<std::uint32_t>(matched - std::min(matched, found));
   }
 
   void AttachState(std::uint32_t row, const Match& match, std::uint32_t prompt_tokens) {
@@ -419,7 +419,8 @@ class CacheModel {
     slots_.Use(match.state);
     if (match.state != 0) state.tentative.push_back({match.state, slots_.num_uses(match.state)});
     state.own = TakeSlot();
-    if (match.lost_tokens > 0) state.branch_position = match.num_tokens + match.lost_tokens;
+    if (match.tokens_without_state > 0)
+      state.branch_position = match.num_tokens + match.tokens_without_state;
   }
 
   void FreeState(std::uint32_t row) {

@@ -97,7 +97,7 @@ TEST_F(CacheStatesTest, ASequenceContinuesFromTheEndOfTheOneBefore) {
     Prompt(kA, tokens);
     FreeKeepingTail(kA, tokens);
     EXPECT_EQ(MatchedTokens(tokens + Count(kP, 7)), size);
-    EXPECT_EQ(Match(tokens + Count(kP, 7)).lost_tokens, 0u);
+    EXPECT_EQ(Match(tokens + Count(kP, 7)).tokens_without_state, 0u);
     // The state follows all tokens of the tail, so a prompt that differs in the last one cannot use
     // it, and neither can one that ends with it.
     Tokens edited = tokens;
@@ -115,7 +115,7 @@ TEST_F(CacheStatesTest, MatchesWithoutCopiesEndAtAPage) {
   const PrefixMatch match =
       cache_->Match(next, KeysOf(options_, kRoot, next), kRoot, 4 * kP, /*may_copy=*/false);
   EXPECT_EQ(match.num_tokens, 2 * kP);
-  EXPECT_EQ(match.lost_tokens, kP);
+  EXPECT_EQ(match.tokens_without_state, kP);
   EXPECT_EQ(match.partial_rows, 0u);
 }
 
@@ -225,7 +225,7 @@ TEST_F(CacheStatesTest, TheColdestSnapshotIsEvictedAndItsPagesStay) {
   }
   EXPECT_EQ(num_snapshots(), 5u);  // the prompts wrote six
   EXPECT_EQ(MatchedTokens(prompts[0]), 0u);
-  EXPECT_EQ(Match(prompts[0]).lost_tokens, 2 * kP);
+  EXPECT_EQ(Match(prompts[0]).tokens_without_state, 2 * kP);
   for (std::size_t i = 1; i < 6; ++i) EXPECT_EQ(MatchedTokens(prompts[i]), kP);
 }
 
@@ -384,7 +384,7 @@ TEST_F(CacheStatesTest, NothingOfAFaultyStepIsFoundAgain) {
   EXPECT_EQ(MatchedTokens(tokens), 4 * kP);
   cache_->Invalidate(kB, tokens, keys, cache_->proven_tokens(kB));
   EXPECT_EQ(MatchedTokens(tokens), 0u);
-  EXPECT_EQ(Match(tokens).lost_tokens, 4 * kP);
+  EXPECT_EQ(Match(tokens).tokens_without_state, 4 * kP);
 }
 
 TEST_F(CacheStatesTest, AStateThatFiniteLogitsFollowedOutlivesAFailedReader) {

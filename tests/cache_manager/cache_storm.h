@@ -28,16 +28,16 @@ struct Coverage {
   std::uint64_t exhausted = 0, outdated = 0, shared_pages = 0, partial_copies = 0, adopted = 0,
                 forks = 0, cleared = 0, cancelled_copies = 0, flushes = 0, kept_tails = 0, held = 0,
                 poisoned = 0;
-  std::uint64_t proven = 0;           // number of pages, each time they are checked
-  std::uint64_t released = 0;         // number of pages outside of windows
-  std::uint64_t short_matches = 0;    // matches shortened by a window group
-  std::uint64_t empty_nodes = 0;      // nodes without any page at the moment
-  std::uint64_t completed_nodes = 0;  // nodes that got missing pages
-  std::uint64_t full_trees = 0;       // times that the node slots were exhausted
-  std::uint64_t state_hits = 0;       // rows that begin with the state of a node
-  std::uint64_t partial_states = 0;   // rows that begin with the state of a partial child
-  std::uint64_t lost_tokens = 0;      // matched pages without a state, in tokens
-  std::uint64_t snapshots = 0;        // written by steps
+  std::uint64_t proven = 0;                // number of pages, each time they are checked
+  std::uint64_t released = 0;              // number of pages outside of windows
+  std::uint64_t short_matches = 0;         // matches shortened by a window group
+  std::uint64_t empty_nodes = 0;           // nodes without any page at the moment
+  std::uint64_t completed_nodes = 0;       // nodes that got missing pages
+  std::uint64_t full_trees = 0;            // times that the node slots were exhausted
+  std::uint64_t state_hits = 0;            // rows that begin with the state of a node
+  std::uint64_t partial_states = 0;        // rows that begin with the state of a partial child
+  std::uint64_t tokens_without_state = 0;  // matched pages without a state, in tokens
+  std::uint64_t snapshots = 0;             // written by steps
   std::uint64_t evicted_states = 0;
   std::uint64_t shared_states = 0;  // read by several rows of a step
 
@@ -62,7 +62,7 @@ struct Coverage {
                               &Coverage::full_trees,
                               &Coverage::state_hits,
                               &Coverage::partial_states,
-                              &Coverage::lost_tokens,
+                              &Coverage::tokens_without_state,
                               &Coverage::snapshots,
                               &Coverage::evicted_states,
                               &Coverage::shared_states}) {
@@ -188,7 +188,7 @@ class Storm {
     for (const BlockId page : match.pages) coverage_.shared_pages += page != kNullBlock;
     cache_->CountLookup(match, limit + 1);
     hit_tokens_ += match.num_tokens;
-    coverage_.lost_tokens += match.lost_tokens;
+    coverage_.tokens_without_state += match.tokens_without_state;
     coverage_.state_hits += match.state != kNullSlot;
     coverage_.partial_states += match.state != kNullSlot && match.partial_rows > 0;
     queried_tokens_ += limit + 1;
@@ -210,7 +210,7 @@ class Storm {
     ASSERT_EQ(match.collision, expected.collision);
     ASSERT_EQ(match.num_tokens, expected.num_tokens);
     ASSERT_EQ(match.state.value(), expected.state);
-    ASSERT_EQ(match.lost_tokens, expected.lost_tokens);
+    ASSERT_EQ(match.tokens_without_state, expected.tokens_without_state);
     ASSERT_LE(match.num_tokens, limit);
     const auto histories = Histories(sequence);
     for (std::size_t group = 0; group < num_groups(); ++group) {
@@ -573,7 +573,7 @@ class Storm {
     coverage_.evicted_states += pool.num_free() == 0 && pool.num_cached() > tentative;
     const CacheStats stats = cache_->stats();
     ASSERT_EQ(stats.free_state_slots, slots.free().size());
-    ASSERT_EQ(stats.tokens_without_state, coverage_.lost_tokens);
+    ASSERT_EQ(stats.tokens_without_state, coverage_.tokens_without_state);
     ASSERT_GE(stats.state_slots,
               stats.free_state_slots + stats.live_state_slots + stats.snapshot_state_slots);
   }

@@ -82,7 +82,7 @@ def test_validate_reports_the_groups(device):
                f"device.type={device}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "1 layer per page; 1 with full attention, 6 with a window of 24 tokens in 6 groups" in done.stdout + done.stderr
+    assert "1 layer per page; 1 without a window, 6 with a window of 24 tokens in 6 groups" in done.stdout + done.stderr
 
 
 def test_pool_without_a_page_for_every_group_is_rejected():

@@ -102,7 +102,7 @@ TEST(RecurrentTest, AConversationContinuesWhereItsLastTurnEnded) {
     prompt.insert(prompt.end(), answer.begin(), answer.end());
     for (const std::int32_t token : MakePrompt(100 + turn, 7)) prompt.push_back(token);
   }
-  EXPECT_EQ(MetricSum(harness.registry, "quire_prefix_cache_lost_to_state_tokens_total"), 0);
+  EXPECT_EQ(MetricSum(harness.registry, "quire_prefix_cache_stateless_tokens_total"), 0);
 }
 
 TEST(RecurrentTest, TheThirdPromptWithASharedHeadStartsBehindIt) {
@@ -115,8 +115,7 @@ TEST(RecurrentTest, TheThirdPromptWithASharedHeadStartsBehindIt) {
     cached.push_back(RunAndCompare(&harness, Plain(absl::StrCat("r", i), prompt)));
   }
   EXPECT_THAT(cached, ::testing::ElementsAre(0, 0, 5 * kPage));
-  EXPECT_EQ(MetricSum(harness.registry, "quire_prefix_cache_lost_to_state_tokens_total"),
-            5 * kPage);
+  EXPECT_EQ(MetricSum(harness.registry, "quire_prefix_cache_stateless_tokens_total"), 5 * kPage);
   EXPECT_GT(
       MetricValue(harness.registry, "quire_kv_state_slots{model_name=\"m\",state=\"snapshot\"}"),
       2);
@@ -257,7 +256,7 @@ TEST(RecurrentTest, RandomTrafficEqualsColdRuns) {
     }
     preemptions += harness.core.Stats(harness.clock.Now()).preemptions;
     hits += MetricSum(harness.registry, "quire_prefix_cache_hits_tokens_total");
-    lost += MetricSum(harness.registry, "quire_prefix_cache_lost_to_state_tokens_total");
+    lost += MetricSum(harness.registry, "quire_prefix_cache_stateless_tokens_total");
   }
   EXPECT_GT(preemptions, 10);
   EXPECT_GT(hits, 1000);

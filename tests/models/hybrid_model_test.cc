@@ -242,9 +242,8 @@ TEST(HybridModelTest, StatesOfLayersLieOneAfterTheOther) {
   EXPECT_EQ(layers.places[2].state, bytes);
   EXPECT_EQ(layers.slots, 2u);
   EXPECT_EQ(layers.places[3].slot, 1u);
-  EXPECT_EQ(
-      DescribeLayerGroups(layers),
-      absl::StrCat("2 layers per page; 2 with full attention; states of ", 2 * bytes, " bytes"));
+  EXPECT_EQ(DescribeLayerGroups(layers),
+            absl::StrCat("2 layers per page; 2 without a window; states of ", 2 * bytes, " bytes"));
 }
 
 }  // namespace

@@ -60,19 +60,19 @@ TEST(LayerGroupsTest, GroupsTheLayersOfPublishedModels) {
     std::string text;
   };
   const Shape shapes[] = {
-      {"Llama 3 8B", Windows(32, 1, 0), 32, "32 layers per page; 32 with full attention"},
+      {"Llama 3 8B", Windows(32, 1, 0), 32, "32 layers per page; 32 without a window"},
       {"Mistral 7B v0.1", std::vector<std::uint32_t>(32, 4096), 32,
        "32 layers per page; 32 with a window of 4096 tokens"},
       {"Gemma 2 9B", Windows(42, 2, 4096), 21,
-       "21 layers per page; 21 with full attention, 21 with a window of 4096 tokens"},
+       "21 layers per page; 21 without a window, 21 with a window of 4096 tokens"},
       {"Gemma 3 1B", Windows(26, 6, 512), 4,
-       "4 layers per page; 4 with full attention, 22 with a window of 512 tokens in 6 groups"},
+       "4 layers per page; 4 without a window, 22 with a window of 512 tokens in 6 groups"},
       {"Gemma 3 4B", Windows(34, 6, 1024), 6,
-       "6 layers per page; 5 with full attention, 29 with a window of 1024 tokens in 5 groups"},
+       "6 layers per page; 5 without a window, 29 with a window of 1024 tokens in 5 groups"},
       {"Gemma 3 27B", Windows(62, 6, 1024), 13,
-       "13 layers per page; 10 with full attention, 52 with a window of 1024 tokens in 4 groups"},
+       "13 layers per page; 10 without a window, 52 with a window of 1024 tokens in 4 groups"},
       {"gpt-oss-20b", Windows(24, 2, 128), 12,
-       "12 layers per page; 12 with full attention, 12 with a window of 128 tokens"}};
+       "12 layers per page; 12 without a window, 12 with a window of 128 tokens"}};
   for (const Shape& shape : shapes) {
     const LayerGroups layers = Plan(shape.windows);
     EXPECT_EQ(layers.slots, shape.slots) << shape.name;
@@ -172,17 +172,14 @@ TEST(LayerGroupsTest, GroupsTheUnequalRowsOfPublishedModels) {
   for (std::size_t i = 15; i < 35; ++i) e2b.layers[i].kv_from_layer = (i + 1) % 5 == 0 ? 14 : 13;
   const Shape shapes[] = {
       {"Gemma 4 E2B", e2b, 6,
-       "6 slots per page; 3 layers of 2 slots with full attention, 12 layers of 1 slot with a "
-       "window of "
-       "512 tokens in 2 groups"},
+       "6 slots per page; 3 layers of 2 slots without a window, 12 layers of 1 slot with a "
+       "window of 512 tokens in 2 groups"},
       {"Gemma 4 31B", SpecOfRows(Windows(60, 6, 1024), {16, 256}, {4, 512}), 20,
-       "20 slots per page; 10 layers of 1 slot with full attention, 50 layers of 2 slots with a "
-       "window of "
-       "1024 tokens in 5 groups"},
+       "20 slots per page; 10 layers of 1 slot without a window, 50 layers of 2 slots with a "
+       "window of 1024 tokens in 5 groups"},
       {"Gemma 4 26B-A4B", SpecOfRows(Windows(30, 6, 1024), {8, 256}, {2, 512}), 10,
-       "10 slots per page; 5 layers of 1 slot with full attention, 25 layers of 2 slots with a "
-       "window of "
-       "1024 tokens in 5 groups"}};
+       "10 slots per page; 5 layers of 1 slot without a window, 25 layers of 2 slots with a "
+       "window of 1024 tokens in 5 groups"}};
   for (const Shape& shape : shapes) {
     const LayerGroups layers = PlanLayerGroups(shape.spec);
     EXPECT_EQ(layers.slots, shape.slots) << shape.name;

@@ -196,7 +196,7 @@ TEST(MlaSpecTest, LayersWithoutIndexerHaveNoIndexRows) {
   ASSERT_TRUE(checked.ok()) << checked.status();
   const LayerGroups layers = PlanLayerGroups(checked->spec);
   EXPECT_EQ(DescribeLayerGroups(layers),
-            "3 layers per page; 3 with full attention; index rows of 2 layers");
+            "3 layers per page; 3 without a window; index rows of 2 layers");
   EXPECT_EQ(layers.places[0].index_slot, 0u);
   EXPECT_EQ(layers.places[2].index_slot, 1u);
 }

@@ -94,7 +94,7 @@ std::vector<Refusal> Refusals() {
       {gptq, Patch(".scales", 2 * 7, Bytes<std::uint16_t>({0x7c00})), {"element 7", "inf"}},
       {gptq,
        Patch(".qzeros", 0, std::string("\xff", 1)),
-       {"proj.qzeros", "output 0 of group 0 stores 15", "decoding it gives 16"}},
+       {"proj.qzeros", "output 0 of group 0 stores 15", "would be decoded as 16"}},
       {gptq, Config("/sym", true), {"proj.qzeros", "zero point", "quantization_config.sym"}},
       {gptq, Retype(".scales", "I32", DType::kI32), {"proj.scales", "I32", "F16, BF16, F32"}},
       {awq, Drop(".scales"), {"proj.scales is missing"}},

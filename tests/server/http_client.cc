@@ -82,7 +82,7 @@ HttpReply HttpClient::Read(bool has_body) {
   reply.head = input_.substr(0, end + 2);
   input_.erase(0, end + 4);
   EXPECT_TRUE(absl::SimpleAtoi(absl::string_view(reply.head).substr(9, 3), &reply.status));
-  if (absl::StrContains(reply.head, "Transfer-Encoding: chunked")) {
+  if (has_body && absl::StrContains(reply.head, "Transfer-Encoding: chunked")) {
     reply.is_whole = ReadChunks(&reply.body);
     return reply;
   }

@@ -28,8 +28,8 @@ class HttpClient {
   bool Send(absl::string_view bytes);
   bool SendRequest(absl::string_view method, absl::string_view path, absl::string_view body,
                    absl::string_view more_headers = "");
-  // Reads the next answer of this connection. Its status is 0 if the connection is closed first. An
-  // answer to HEAD has no body, whatever its length field says.
+  // Reads the next answer of this connection. Its status is 0 if the connection is closed first.
+  // `has_body` is false for an answer to HEAD, which has no body even with Content-Length.
   HttpReply Read(bool has_body = true);
   // Calls SendRequest, then Read.
   HttpReply Ask(absl::string_view method, absl::string_view path, absl::string_view body = "",

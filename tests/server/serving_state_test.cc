@@ -68,7 +68,7 @@ TEST(ServingStateTest, DescribesWhyItIsNotReady) {
   state.SetState(LifeState::kReady);
   EXPECT_EQ(state.DescribeReadiness(), "ready");
   state.SetUnresponsiveListener("grpc");
-  EXPECT_EQ(state.DescribeReadiness(), "a listener does not answer");
+  EXPECT_EQ(state.DescribeReadiness(), "a port does not answer");
   state.SetDrainStarted(true);
   EXPECT_EQ(state.DescribeReadiness(), "draining");
   state.SetState(LifeState::kFailed);

@@ -5,15 +5,14 @@
 //   text -> OutputParser (reasoning section, then the parser of the format's calls) -> parts
 //
 // Place:      on an output worker, between the stop matcher and the stream; one per choice.
-// Invariants: the texts from which the parts were parsed (OutputPart::source), joined, equal the
-//             pushed text. Parts do not depend on how the
-//             text was split between calls of Push. A call is emitted when it is complete. A call
-//             that fails, or that names an undeclared tool, becomes content with its error.
-//             Buffered text is a possible prefix of a marker, white space next to a marker, or an
-//             incomplete call. A byte costs O(length of a marker), and a complete call is parsed
-//             once. Calls inside a reasoning section are reasoning. There is at most one reasoning
-//             section, at the start of the output. Exception: with kHarmony, each message can be
-//             reasoning.
+// Invariants: the concatenated OutputPart::source of all parts equals the pushed text. Parts do not
+//             depend on how the text was split between calls of Push. A call is emitted when it is
+//             complete. A call that fails, or that names an undeclared tool, becomes content with
+//             its error. Buffered text is a possible prefix of a marker, white space next to a
+//             marker, or an incomplete call. A byte costs O(length of a marker), and a complete
+//             call is parsed once. Calls inside a reasoning section are reasoning. There is at most
+//             one reasoning section, at the start of the output. Exception: with kHarmony, each
+//             message can be reasoning.
 // Threads:    one thread.
 // Lifetime:   the format is a constant; the tools are shared.
 

@@ -156,7 +156,7 @@ void LinearShapes(benchmark::internal::Benchmark* benchmark) {
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 5632, 2048, rows, threads});
     }
     benchmark->Args({static_cast<std::int64_t>(DType::kF32), 5632, 2048, 1, threads});
-    for (const std::int64_t rows : {1, 8}) {  // gate and up of the model in the binary
+    for (const std::int64_t rows : {1, 8}) {  // gate and up of the embedded model
       benchmark->Args({static_cast<std::int64_t>(DType::kBF16), 1536, 256, rows, threads});
     }
   }
