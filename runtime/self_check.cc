@@ -145,8 +145,8 @@ absl::Status SelfCheckContext::Repeat(void* to, const void* rows, std::uint32_t 
   return absl::OkStatus();
 }
 
-void SelfCheckContext::Begin(std::string kernel, std::string shape) {
-  current_ = absl::StrCat(std::move(kernel), ", ", std::move(shape));
+void SelfCheckContext::Begin(absl::string_view kernel, absl::string_view shape) {
+  current_ = absl::StrCat(kernel, ", ", shape);
 }
 
 void SelfCheckContext::Add(kernels::KernelCheck check) {

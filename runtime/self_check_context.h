@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
 #include "base/status.h"
@@ -76,7 +77,7 @@ class SelfCheckContext {
                       std::uint32_t begin, std::uint32_t end);
 
   // Names the comparison that runs next. Errors until the next call are reported with these names.
-  void Begin(std::string kernel, std::string shape);
+  void Begin(absl::string_view kernel, absl::string_view shape);
   // Returns kernel and shape of the last Begin in the form of a message.
   const std::string& current() const { return current_; }
   // Reports a comparison. Sets the fault if there is none and the error exceeds the limit.

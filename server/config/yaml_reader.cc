@@ -44,7 +44,8 @@ void CollectPaths(const Descriptor* section, const std::string& prefix,
 // with that name in another section. Returns "" if there is none.
 std::string SuggestName(const Descriptor* root, const Descriptor* section, absl::string_view name) {
   std::vector<absl::string_view> names;
-  for (int i = 0; i < section->field_count(); ++i) names.push_back(section->field(i)->name());
+  names.reserve(static_cast<std::size_t>(section->field_count()));
+  for (int i = 0; i < section->field_count(); ++i) names.emplace_back(section->field(i)->name());
   const absl::string_view closest = ClosestName(name, names);
   if (!closest.empty()) return std::string(closest);
   std::vector<std::string> paths;

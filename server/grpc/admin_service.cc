@@ -324,7 +324,7 @@ class AdminService final : public RawService {
       QUIRE_ASSIGN_OR_RETURN(revert_after, ToDuration(request.revert_after(), "revert_after",
                                                       /*zero_allowed=*/false));
     }
-    const std::string logger = request.logger();
+    const std::string& logger = request.logger();
     const log::Level previous = log::SetLevel(logger, *level);
     response->set_previous_level(std::string(log::LevelName(previous)));
     MutexLock lock(&mutex_);

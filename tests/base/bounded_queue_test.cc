@@ -80,9 +80,9 @@ TEST(BoundedQueueTest, PushSomeWakesEveryConsumer) {
   for (int round = 0; round < 100; ++round) {
     BoundedQueue<int> queue(4);
     std::atomic<int> num_started = 0, sum = 0;
-    std::vector<std::thread> consumers;
-    for (int i = 0; i < 3; ++i) {
-      consumers.emplace_back([&] {
+    std::vector<std::thread> consumers(3);
+    for (std::thread& consumer : consumers) {
+      consumer = std::thread([&] {
         ++num_started;
         sum += queue.Pop(MonotonicNow() + absl::Seconds(20)).value_or(0);
       });

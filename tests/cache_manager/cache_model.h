@@ -332,7 +332,7 @@ class CacheModel {
       if (is_proven) {
         slots_.SetProven(slot);
       } else {
-        state.tentative.push_back({slot, slots_.num_uses(slot)});
+        state.tentative.emplace_back(slot, slots_.num_uses(slot));
       }
     }
     SettleSlot(slot);
@@ -417,7 +417,7 @@ class CacheModel {
     RowStateModel& state = rows_[row].state;
     state = {.source = match.state, .tokens = match.num_tokens, .prompt_tokens = prompt_tokens};
     slots_.Use(match.state);
-    if (match.state != 0) state.tentative.push_back({match.state, slots_.num_uses(match.state)});
+    if (match.state != 0) state.tentative.emplace_back(match.state, slots_.num_uses(match.state));
     state.own = TakeSlot();
     if (match.tokens_without_state > 0)
       state.branch_position = match.num_tokens + match.tokens_without_state;

@@ -91,7 +91,7 @@ TEST(RecurrentTest, ChunksAndHitsChangeNoToken) {
 TEST(RecurrentTest, AConversationContinuesWhereItsLastTurnEnded) {
   Harness harness(OptionsFor({}));
   Tokens prompt = MakePrompt(3, 70);
-  for (int turn = 0; turn < 5; ++turn) {
+  for (std::uint64_t turn = 0; turn < 5; ++turn) {
     const Request request = Plain(absl::StrCat("turn", turn), prompt);
     const std::int32_t cached = RunAndCompare(&harness, request);
     // The last token of the answer was sampled and not computed.
@@ -236,7 +236,7 @@ TEST(RecurrentTest, RandomTrafficEqualsColdRuns) {
           Plain(absl::StrCat("r", i), prompt, 1 + static_cast<std::int32_t>(below(90)));
       request.sampling.choice_count = below(4) == 0 ? 1 + static_cast<std::int32_t>(below(3)) : 1;
       request.sampling.temperature = below(2) == 0 ? 0 : 1;
-      request.sampling.seed = i;
+      request.sampling.seed = static_cast<std::uint64_t>(i);
       const auto accepted = harness.Submit(request);
       if (below(5) == 0) {
         live.push_back(accepted);
