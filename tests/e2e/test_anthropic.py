@@ -3,6 +3,7 @@ generate scripted answers and from the embedded model."""
 
 import asyncio
 import json
+import typing
 
 import anthropic
 import pydantic
@@ -105,7 +106,7 @@ def test_last_message_of_the_assistant_is_continued(scripted, client):
 
 
 class Dog(pydantic.BaseModel):
-    name: str
+    name: typing.Literal["Rex", "Bo"]
     good: bool
 
 
@@ -113,11 +114,12 @@ class Dog(pydantic.BaseModel):
 def test_structured_output(client):
     schema = {"type": "object", "properties": {"size": {"enum": [1, 2]}, "good": {"type": "boolean"}},
               "required": ["size", "good"], "additionalProperties": False}
-    message = say(client, "A dog:", output_config={"format": {"type": "json_schema", "schema": schema}})
+    message = say(client, "A dog:", output_config={"format": {"type": "json_schema", "schema": schema}},
+                  extra_body={"temperature": 0})
     assert list(json.loads(message.content[0].text)) == ["size", "good"]
     parsed = client.messages.parse(max_tokens=400, messages=[{"role": "user", "content": "A dog:"}], model="",
-                                   output_format=Dog)
-    assert parsed.stop_reason == "max_tokens" or isinstance(parsed.parsed_output, Dog)
+                                   output_format=Dog, extra_body={"temperature": 0})
+    assert isinstance(parsed.parsed_output, Dog)
 
 
 def test_documented_tool_round_trip(scripted):
